@@ -1,0 +1,94 @@
+"""One case of `llmc bench`, in a process of its own: `python -m llmc.bench_case '{...}'`.
+
+A process per case, so that its peak memory is its own and no other case has warmed its threads.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    """Measure the case in the first argument and print the row as JSON."""
+    case = json.loads(sys.argv[1])
+    try:
+        row = {"read_bytes_per_s": _read(case)} if case.get("only_read") else measure(**case)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # one line for the parent, which shows it as its own
+        from llmc.cli import explain
+
+        sys.exit(explain(error))
+    print(json.dumps(row))
+
+
+def _read(case: dict[str, Any]) -> float:
+    from llmc.read_speed import read_bytes_per_s
+
+    return read_bytes_per_s(case["threads"])
+
+
+def measure(
+    artifact: str, threads: int, batch: int, prompt_tokens: int, new_tokens: int, repeats: int
+) -> dict[str, Any]:
+    """Return prefill and decode rates of every repeat, load time and peak memory.
+
+    Prompts are fixed token ids, one different prompt per sequence; greedy; the end is ignored.
+    """
+    import llmc.runtime
+
+    start = time.perf_counter()
+    cache_tokens = batch * (prompt_tokens + new_tokens + 16)
+    model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens)
+    load_s = time.perf_counter() - start
+    with model:
+        vocab = model.manifest["vocab"]
+        prompts = [fixed_prompt(index, prompt_tokens, vocab) for index in range(batch)]
+        model.generate_batch(prompts, max_tokens=2, ignore_eos=True)  # touches every weight once
+        prefill, decode = [], []
+        for _ in range(repeats):
+            results = model.generate_batch(prompts, max_tokens=new_tokens, ignore_eos=True)
+            timings = results[0].timings
+            prefill.append(batch * prompt_tokens / timings["prefill_s"])
+            # The first new token comes out of the prefill step.
+            decode.append(batch * (new_tokens - 1) / timings["decode_s"])
+    return {
+        "prefill": prefill,
+        "decode": decode,
+        "load_s": load_s,
+        "peak_rss_mb": peak_rss_bytes() / 1e6,
+    }
+
+
+def fixed_prompt(index: int, tokens: int, vocab: int) -> list[int]:
+    """Return the token ids of prompt number `index`: the same on every machine and run.
+
+    >>> fixed_prompt(0, 3, 1000) == fixed_prompt(0, 3, 1000)
+    True
+    """
+    ids = np.random.default_rng(index).integers(0, vocab, tokens)
+    return [int(i) for i in ids]
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory this process held, mapped weights included.
+
+    Linux's VmHWM and not `ru_maxrss`, which a child inherits from the process that started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

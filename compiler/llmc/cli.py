@@ -1,0 +1,124 @@
+"""The command `llmc`: its list of subcommands, its exit codes, and how every error is shown.
+
+Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 stopped by Ctrl-C. An error is one
+line on standard error. `LLMC_DEBUG=1` shows the traceback behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from llmc import __version__
+from llmc.cli_bench import bench
+from llmc.cli_chat import chat
+from llmc.cli_compile import compile_command
+from llmc.cli_doctor import doctor
+from llmc.cli_inspect import inspect_command, verify
+from llmc.cli_run import run
+from llmc.cli_spec import spec
+
+# Where a refusal's class lives. Looked up among the modules already imported: an exception whose
+# module nobody imported cannot have been raised, and importing it here would slow every start.
+_REFUSALS = (("llmc.compiler.errors", "LlmcError"), ("llmc.runtime.errors", "LlmcError"))
+
+
+def _is_refusal(error: BaseException) -> bool:
+    modules = [(sys.modules.get(module), name) for module, name in _REFUSALS]
+    return isinstance(error, tuple(getattr(m, name) for m, name in modules if m is not None))
+
+
+def one_line(text: str) -> str:
+    r"""Return `text` on one line, with what a terminal would obey written out.
+
+    >>> one_line("no such file:\n  a\x1b[2Jb")
+    'no such file: a\\x1b[2Jb'
+    """
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
+
+
+def explain(error: Exception) -> str:
+    """Return the one line that a user reads about `error`."""
+    if _is_refusal(error):
+        return one_line(str(error))
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return one_line(f"{os.fsdecode(error.filename)}: no such file or folder")
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return one_line(f"{where}{error.strerror.lower()}")
+    if isinstance(error, MemoryError):
+        return one_line(f"out of memory {error}")
+    if isinstance(error, ModuleNotFoundError):
+        return one_line(f"{error}; `llmc doctor` lists what is installed")
+    detail = one_line(str(error))
+    return f"internal error: {type(error).__name__}: {detail} (LLMC_DEBUG=1 shows where)"
+
+
+class Front(click.Group):
+    """A group that turns every way to fail into one line on standard error and an exit code."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Parse, run, and leave the process with the exit code."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(*args, **extra)
+        except click.UsageError as error:
+            self._complain(_usage(error))
+            code = 2
+        except click.ClickException as error:
+            self._complain(one_line(error.format_message()))
+            code = error.exit_code
+        except click.Abort:
+            code = 130
+        except Exception as error:  # the last door before the user: nothing may pass as a traceback
+            if os.environ.get("LLMC_DEBUG", "0") not in ("", "0"):
+                traceback.print_exc()
+            self._complain(explain(error))
+            code = 1
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order they were added: the order of use."""
+        return list(self.commands)
+
+    def _complain(self, line: str) -> None:
+        click.echo(f"llmc: {line}", err=True)
+
+
+def _usage(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx is not None else "llmc"
+    message = one_line(error.format_message())
+    stop = "" if message.endswith((".", "?")) else "."
+    return f"{message}{stop} Try '{path} --help'."
+
+
+@click.group(
+    cls=Front,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Examples:
+  llmc compile model.gguf -o model.llmc --quant q4
+  llmc run model.llmc "What is the capital of France?"
+  llmc chat model.llmc
+  llmc bench model.llmc --threads 1,2 --batch 1,8
+
+\b
+Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 stopped by Ctrl-C.""",
+)
+@click.version_option(__version__, prog_name="llmc", message="%(prog)s %(version)s")
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Compile a language model ahead of time into a folder, and run that folder."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _subcommand in (compile_command, run, chat, bench, inspect_command, verify, spec, doctor):
+    command.add_command(_subcommand)

@@ -1,0 +1,165 @@
+"""`llmc bench`: how fast an artifact is here, next to how fast this machine reads memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from llmc.console import json_option, print_json, print_table, progress_bars
+from llmc.options import positive_list
+
+_COLUMNS = (
+    "threads",
+    "batch",
+    "prefill tok/s",
+    "min..max",
+    "decode tok/s",
+    "min..max",
+    "MB/step",
+    "read GB/s",
+    "of limit",
+    "load s",
+    "peak MB",
+)
+
+
+@click.command(
+    short_help="Measure speed, load time and memory.",
+    epilog="""\b
+Examples:
+  llmc bench smollm2.llmc
+  llmc bench smollm2.llmc --prompt-tokens 128 --new-tokens 32 --batch 1 --threads 1 --json""",
+)
+@click.argument("artifact", metavar="NAME.llmc")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1), default=512, show_default=True, metavar="N"
+)
+@click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, metavar="N")
+@click.option(
+    "--batch",
+    callback=positive_list,
+    default="1,8",
+    show_default=True,
+    metavar="N,N,...",
+    help="Sequences at once.",
+)
+@click.option(
+    "--threads",
+    callback=positive_list,
+    metavar="N,N,...",
+    help="CPU threads (default: one, and every core allowed).",
+)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@json_option
+def bench(
+    artifact: str,
+    prompt_tokens: int,
+    new_tokens: int,
+    batch: tuple[int, ...],
+    threads: tuple[int, ...] | None,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Measure NAME.llmc: a row for each number of threads and each batch, medians of the repeats.
+
+    Each row runs in a process of its own, on fixed token ids, greedily. 'read GB/s' is how fast
+    plain NumPy loops read memory here with as many threads; 'of limit' is the share of the steps
+    per second that rate allows for the weight bytes a step reads (keys and values not counted).
+    """
+    import llmc.runtime
+
+    manifest = llmc.runtime.inspect(artifact)
+    step_bytes = weight_bytes_per_step(manifest)
+    counts = threads or tuple(sorted({1, _allowed_cores()}))
+    sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    rows: list[dict[str, Any]] = []
+    with progress_bars() as progress:
+        # The first load of an artifact hashes its weights; that is not the load time to report.
+        llmc.runtime.load(artifact, threads=1, progress=progress).close()
+        total = len(counts) * len(batch)
+        for count in counts:
+            read = _worker({"only_read": True, "threads": count})["read_bytes_per_s"]
+            for sequences in batch:
+                progress("measuring", len(rows), total)
+                case = {"artifact": artifact, "threads": count, "batch": sequences, **sizes}
+                raw = _worker({**case, "repeats": repeats})
+                rows.append(_row({**case, "repeats": repeats}, raw, step_bytes, read))
+    if as_json:
+        print_json(rows)
+        return
+    print_table([_cells(row) for row in rows], columns=_COLUMNS)
+
+
+def _allowed_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _worker(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case in a fresh process; its one-line refusal becomes ours."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a folder named llmc here must not be it
+    done = subprocess.run(
+        [sys.executable, "-m", "llmc.bench_case", json.dumps(case)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise click.ClickException(lines[-1] if lines else f"ended by signal {-done.returncode}")
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def weight_bytes_per_step(manifest: dict[str, Any]) -> int:
+    """Return the bytes of weights that one step reads: all, less an embedding that is no head."""
+    tensors = manifest["weights"]["tensors"]
+    lookup_only = () if manifest["spec"]["head"]["tied"] else ("embedding",)
+    return sum(
+        t["bytes"] for name, t in tensors.items() if not name.startswith(lookup_only or "\0")
+    )
+
+
+def _row(case: dict[str, Any], raw: dict[str, Any], step_bytes: int, read: float) -> dict[str, Any]:
+    prefill, decode = statistics.median(raw["prefill"]), statistics.median(raw["decode"])
+    steps_per_s = decode / case["batch"]
+    return {
+        **{name: value for name, value in case.items() if name != "artifact"},
+        "prefill_tokens_per_s": prefill,
+        "decode_tokens_per_s": decode,
+        "spread": {
+            "prefill_tokens_per_s": [min(raw["prefill"]), max(raw["prefill"])],
+            "decode_tokens_per_s": [min(raw["decode"]), max(raw["decode"])],
+        },
+        "load_s": raw["load_s"],
+        "peak_rss_mb": raw["peak_rss_mb"],
+        "weight_bytes_per_step": step_bytes,
+        "read_bytes_per_s": read,
+        "share_of_read_limit": steps_per_s * step_bytes / read,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    prefill, decode = (row["spread"][f"{name}_tokens_per_s"] for name in ("prefill", "decode"))
+    return (
+        str(row["threads"]),
+        str(row["batch"]),
+        f"{row['prefill_tokens_per_s']:.0f}",
+        f"{prefill[0]:.0f}..{prefill[1]:.0f}",
+        f"{row['decode_tokens_per_s']:.1f}",
+        f"{decode[0]:.1f}..{decode[1]:.1f}",
+        f"{row['weight_bytes_per_step'] / 1e6:.0f}",
+        f"{row['read_bytes_per_s'] / 1e9:.1f}",
+        f"{row['share_of_read_limit']:.0%}",
+        f"{row['load_s']:.2f}",
+        f"{row['peak_rss_mb']:.0f}",
+    )

@@ -1,0 +1,89 @@
+"""`llmc inspect` and `llmc verify`: what is in an artifact, and whether it is intact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmc.console import json_option, print_json, print_table, progress_bars, words_for_bytes
+
+
+@click.command(
+    "inspect",
+    short_help="Show what an artifact holds.",
+    epilog="""\b
+Examples:
+  llmc inspect smollm2.llmc
+  llmc inspect smollm2.llmc --json""",
+)
+@click.argument("artifact", metavar="NAME.llmc")
+@json_option
+def inspect_command(artifact: str, as_json: bool) -> None:
+    """Show the manifest of NAME.llmc. Nothing of the artifact is loaded or executed."""
+    import llmc.runtime
+
+    manifest = llmc.runtime.inspect(artifact)
+    if as_json:
+        print_json(manifest)
+        return
+    print_table(_summary(manifest))
+    click.echo()
+    files = sorted(manifest["files"].items())
+    print_table(
+        [(name, words_for_bytes(f["bytes"]), f["sha256"][:16]) for name, f in files],
+        columns=("file", "size", "sha256"),
+    )
+
+
+def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    quantization, kv = manifest["quantization"], manifest["kv"]
+    counts = ", ".join(f"{n} {name}" for name, n in sorted(quantization["tensors"].items()))
+    sizes = manifest["spec"]["sizes"]
+    variants = [f"{v['name']} ({v['arch']})" for v in manifest["variants"]]
+    compiler = ", ".join(f"{name} {version}" for name, version in manifest["compiler"].items())
+    return [
+        ("name", str(manifest["name"])),
+        ("format", str(manifest["format"])),
+        ("blocks", _blocks(manifest["spec"])),
+        ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
+        ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
+        ("tensors", counts),
+        ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens"),
+        ("variants", ", ".join(variants)),
+        ("chat template", "yes" if manifest["chat_template"] else "no"),
+        ("compiled by", compiler),
+        ("size", words_for_bytes(sum(f["bytes"] for f in manifest["files"].values()))),
+    ]
+
+
+def _blocks(spec: dict[str, Any]) -> str:
+    """Return the kind of every block, such as `attention gqa, mlp gated`."""
+    kinds = [
+        f"{name} {part['kind']}"
+        for name, part in spec.items()
+        if isinstance(part, dict) and isinstance(part.get("kind"), str)
+    ]
+    return ", ".join(kinds)
+
+
+@click.command(
+    short_help="Check every byte of an artifact.",
+    epilog="""\b
+Examples:
+  llmc verify smollm2.llmc""",
+)
+@click.argument("artifact", metavar="NAME.llmc")
+@json_option
+def verify(artifact: str, as_json: bool) -> None:
+    """Hash every file of NAME.llmc and compare with the manifest; exit 1 at the first damage."""
+    import llmc.runtime
+
+    with progress_bars() as progress:
+        llmc.runtime.verify(artifact, progress=progress)
+    files = llmc.runtime.inspect(artifact)["files"]
+    total = sum(f["bytes"] for f in files.values())
+    if as_json:
+        print_json({"path": artifact, "intact": True, "files": len(files), "bytes": total})
+        return
+    click.echo(f"{artifact}: intact ({len(files)} files, {words_for_bytes(total)})")

@@ -1,0 +1,226 @@
+"""The op table: every `llmc.*` operation that Relax lacks, with its shapes, its meaning in NumPy and its source.
+
+An op appears in a module as `call_dps_packed("llmc.<name>", (tensors..., attributes...), out_ty)`. The meaning is
+registered under the same name (`register_meanings`), so a module runs at every stage of the pipeline: what is not yet
+lowered to a kernel is computed by its meaning, slowly and obviously.
+
+Letters: M rows (tokens) of this step, C model width, K / N input / output width of a linear layer, H query heads,
+G kv heads, D head size, S sequences, P pages listed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.compiler import meaning
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import BLOCK, FORMATS, GROUP, ceil_to
+
+PREFIX = "llmc."
+Attr = int | float | str
+Shape = tuple[Any, ...]  # of int or tirx expressions
+Result = list[tuple[Shape, str]]  # shape and dtype of each output
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. `result(shapes, attrs)` gives the outputs; `meaning(*arrays, **attrs)` computes them."""
+
+    name: str
+    operands: tuple[str, ...]
+    attrs: tuple[str, ...]
+    result: Callable[[list[Shape], dict[str, Attr]], Result]
+    meaning: Callable[..., Any]
+    doc: str
+    source: str
+
+
+def _like_first(shapes: list[Shape], _: dict[str, Attr]) -> Result:
+    return [(shapes[0], "float32")]
+
+
+def _pack_result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
+    rows, columns = (int(size) for size in shapes[0])
+    kind = FORMATS[str(attrs["format"])]
+    return [(kind.packed_shape(rows, columns), kind.dtype)]
+
+
+def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
+    rows, columns = shapes[0]
+    width = ceil_to(int(columns), GROUP)
+    blocks = (rows, width // BLOCK)
+    return [((rows, width // 4), "int32"), (blocks, "float32"), (blocks, "int32")]
+
+
+_TABLE = (
+    Op(
+        "embedding", ("ids", "table"), (),
+        lambda s, a: [((s[0][0], s[1][1]), "float32")], meaning.embedding,
+        "rows of table (V, C) picked by ids (M,) int32 -> (M, C)", "torch.nn.Embedding",
+    ),
+    Op(
+        "rms_norm", ("x", "weight"), ("eps",), _like_first, meaning.rms_norm,
+        "x (M, C) / sqrt(mean(x^2) + eps) * weight (C,) -> (M, C)", "https://arxiv.org/abs/1910.07467 Eq. 4",
+    ),
+    Op(
+        "add_rms_norm", ("x", "residual", "weight"), ("eps",),
+        lambda s, a: [(s[0], "float32"), (s[0], "float32")], meaning.add_rms_norm,
+        "sum = x + residual; (sum, rms_norm(sum)) -> 2 x (M, C)", "fusion of add and rms_norm",
+    ),
+    Op(
+        "linear", ("x", "weight"), (),
+        lambda s, a: [((s[0][0], s[1][0]), "float32")], meaning.linear,
+        "x (M, K) @ weight (N, K)^T -> (M, N)", "torch.nn.Linear without bias",
+    ),
+    Op(
+        "rope_table", ("positions", "frequencies"), (),
+        lambda s, a: [((s[0][0], 2 * s[1][0]), "float32")], meaning.rope_table,
+        "cosines then sines of positions (M,) x frequencies (D/2,) -> (M, D)", "https://arxiv.org/abs/2104.09864 Eq. 34",
+    ),
+    Op(
+        "rope", ("x", "table"), ("rotated_heads", "head_dim", "layout"), _like_first, meaning.rope,
+        'rotates the first heads of x (M, heads * D) by table (M, D); layout "half" pairs (i, i + D/2), '
+        '"interleaved" pairs (2i, 2i + 1)', "https://arxiv.org/abs/2104.09864 Eq. 34; GPT-NeoX and GPT-J layouts",
+    ),
+    Op(
+        "attention", ("qkv", "kv", "seqs", "slots", "page_indptr", "page_ids"),
+        ("heads", "kv_heads", "head_dim", "scale", "kv_dtype"),
+        lambda s, a: [((s[0][0], int(a["heads"]) * int(a["head_dim"])), "float32")], meaning.attention,
+        "writes K and V of qkv (M, (H + 2G) D) into the pages kv (pages, 2, G, 16 D), in place, then row i attends to "
+        "slots 0..slots[i] of its sequence -> (M, H D). The one op with an effect: every page it reads it also wrote, "
+        "so nothing else may touch kv in a step", "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245",
+    ),
+    Op(
+        "gated", ("gate_up",), ("activation",),
+        lambda s, a: [((s[0][0], s[0][1] // 2), "float32")], meaning.gated,
+        "activation(first half) * second half of gate_up (M, 2F) -> (M, F)", "https://arxiv.org/abs/2002.05202 SwiGLU",
+    ),
+    Op(
+        "take_rows", ("x", "rows"), (),
+        lambda s, a: [((s[1][0], s[0][1]), "float32")], meaning.take_rows,
+        "x (M, C) at rows (R,) int32 -> (R, C)", "numpy.take",
+    ),
+    Op(
+        "argmax", ("x",), (),
+        lambda s, a: [((s[0][0],), "int32")], meaning.argmax,
+        "first index of the greatest value of each row of x (M, V) -> (M,) int32", "numpy.argmax",
+    ),
+    Op(
+        "pack", ("weight",), ("format",), _pack_result, meaning.pack,
+        "weight (N, K) float32 -> the packed tensor of the format (compiler/formats.py); runs at compile time",
+        "compiler/formats.py",
+    ),
+    Op(
+        "packed_embedding", ("ids", "table"), ("format", "width"),
+        lambda s, a: [((s[0][0], int(a["width"])), "float32")], meaning.packed_embedding,
+        "embedding whose table (V, C) is packed", "compiler/formats.py",
+    ),
+    Op(
+        "packed_linear", ("x", "weight"), ("format", "width"),
+        lambda s, a: [((s[0][0], int(a["width"])), "float32")], meaning.packed_linear,
+        "x (M, K) @ unpack(weight)^T, float32 activations -> (M, N = width)", "compiler/formats.py",
+    ),
+    Op(
+        "round_rows", ("x",), (),
+        lambda s, a: [((s[0][0], ceil_to(int(s[0][1]), 2) // 2), "int32")], meaning.round_rows,
+        "x (M, K) -> bfloat16 pairs (M, K/2) int32, the even column low", "compiler/formats.py",
+    ),
+    Op(
+        "bf16_linear", ("x", "weight"), ("format", "width"),
+        lambda s, a: [((s[0][0], int(a["width"])), "float32")], meaning.bf16_linear,
+        "bfloat16 pairs x (M, K/2) @ unpack(weight)^T, float32 sums -> (M, N = width)", "compiler/formats.py",
+    ),
+    Op(
+        "quantize_rows", ("x",), (), _quantized_rows, meaning.quantize_rows,
+        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), sums of codes (M, K64/32) int32",
+        "compiler/formats.py quantize_rows",
+    ),
+    Op(
+        "i8_linear", ("codes", "scales", "sums", "weight"), ("format", "width"),
+        lambda s, a: [((s[0][0], int(a["width"])), "float32")], meaning.i8_linear,
+        "(codes * scales) (M, K) @ unpack(weight)^T -> (M, N = width)", "compiler/formats.py",
+    ),
+)
+
+OPS: dict[str, Op] = {op.name: op for op in _TABLE}
+
+
+def emit(builder: Any, name: str, *tensors: Any, **attrs: Attr) -> Any:
+    """Append `llmc.<name>` to a Relax block and return its output variable (a tuple when it has several)."""
+    return builder.emit(call(name, tensors, attrs))
+
+
+def call(name: str, tensors: Sequence[Any], attrs: dict[str, Attr]) -> Any:
+    """The Relax call of an op; operands and attributes are checked against the table."""
+    from tvm import relax
+    from tvm.script import relax as R
+
+    op = OPS[name]
+    if len(tensors) != len(op.operands) or set(attrs) != set(op.attrs):
+        raise LlmcError(
+            f"llmc.{name} takes {op.operands} and {op.attrs}, got {len(tensors)} tensors and {tuple(attrs)}"
+        )
+    shapes = [tuple(t.ty.shape) if isinstance(t.ty, relax.TensorType) else () for t in tensors]
+    shapes = [tuple(_static(size) for size in shape) for shape in shapes]
+    outputs = [relax.TensorType(shape, dtype) for shape, dtype in op.result(shapes, attrs)]
+    values = [_to_relax(attrs[key], R) for key in op.attrs]
+    return relax.call_dps_packed(PREFIX + name, (*tensors, *values), outputs)
+
+
+def _static(size: Any) -> Any:
+    from tvm import tirx
+
+    return int(size) if isinstance(size, tirx.IntImm) else size
+
+
+def _to_relax(value: Attr, script: Any) -> Any:
+    from tvm import tirx
+
+    if isinstance(value, str):
+        return script.str(value)
+    return script.prim_value(value if isinstance(value, int) else tirx.const(value, "float64"))
+
+
+def match(expr: Any) -> tuple[Op, list[Any], dict[str, Attr]] | None:
+    """(op, tensor operands, attributes) when `expr` is a call of an op of the table, else None."""
+    from tvm import ir, relax
+
+    if not isinstance(expr, relax.Call) or not expr.op.same_as(ir.Op.get("relax.call_dps_packed")):
+        return None
+    symbol = expr.args[0].global_symbol
+    if not symbol.startswith(PREFIX) or symbol[len(PREFIX) :] not in OPS:
+        return None
+    op = OPS[symbol[len(PREFIX) :]]
+    fields = list(expr.args[1].fields)
+    values = fields[len(op.operands) :]
+    return op, fields[: len(op.operands)], dict(zip(op.attrs, map(_from_relax, values), strict=True))
+
+
+def _from_relax(value: Any) -> Attr:
+    plain: Attr = value.value
+    return plain
+
+
+def register_meanings() -> None:
+    """Make every op runnable in the Relax VM by its NumPy meaning."""
+    import tvm_ffi
+
+    for op in OPS.values():
+        tvm_ffi.register_global_func(PREFIX + op.name, _as_packed(op), override=True)
+
+
+def _as_packed(op: Op) -> Callable[..., None]:
+    import numpy as np
+
+    def run(*args: Any) -> None:
+        count = len(op.operands)
+        arrays = [np.from_dlpack(t) for t in args[:count]]
+        attrs = dict(zip(op.attrs, args[count : count + len(op.attrs)], strict=True))
+        results = op.meaning(*arrays, **attrs)
+        outputs = args[count + len(op.attrs) :]
+        for out, value in zip(outputs, results if isinstance(results, tuple) else (results,), strict=True):
+            np.copyto(np.from_dlpack(out), value, casting="no")
+
+    return run

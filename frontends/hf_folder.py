@@ -1,0 +1,158 @@
+"""A Hugging Face folder: config.json, model.safetensors or its shards, tokenizer.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import ModelSpec, expand
+from llmc.compiler.spec_fields import clip
+from llmc.frontends.binding import bind
+from llmc.frontends.hf_config import derive_spec, family_of
+from llmc.frontends.hf_families import FAMILIES
+from llmc.frontends.hf_text import (
+    MAX_TEMPLATE,
+    chat_template,
+    check_extra_tokens,
+    generation_defaults,
+    special_tokens,
+)
+from llmc.frontends.mapped_file import inside, read_bounded
+from llmc.frontends.model_name import clean_name
+from llmc.frontends.safetensors_file import read_safetensors
+from llmc.frontends.source import Source
+from llmc.frontends.strict_json import read_json
+from llmc.frontends.tensor import Tensor
+from llmc.frontends.tokenizer_check import check_ids, check_tokenizer
+
+# Bytes of a file that is read whole, several times what the largest known model has.
+MAX_CONFIG = 1 << 20
+MAX_TOKENIZER_CONFIG = 16 << 20
+MAX_TOKENIZER = 128 << 20
+MAX_INDEX = 64 << 20
+MAX_SHARDS = 4096
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_COMPARE_ROWS = 256  # of a table that is compared piece by piece
+
+
+def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
+    """Everything in the folder that a compile needs. Raises SourceError naming what is wrong."""
+    if not (folder / "config.json").exists() and spec is None:
+        raise SourceError(f"{folder}: no config.json; give a Hugging Face folder or a GGUF file")
+    tokenizer = check_tokenizer(_read_tokenizer(folder), "tokenizer.json")
+    text = _json(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG)
+    generation = _json(folder, "generation_config.json", MAX_CONFIG)
+    if spec is None:
+        config = _json(folder, "config.json", MAX_CONFIG)
+        spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos)
+        ignored = family_of(config).ignored_tensors
+    else:
+        ignored = tuple(name for family in FAMILIES.values() for name in family.ignored_tensors)
+    check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
+    check_extra_tokens(text, tokenizer.vocab)
+    found = _read_weights(folder)
+    skip = {
+        name.replace("{layer}", str(layer)) for name in ignored for layer in range(spec.sizes.layers)
+    }
+    skip |= _tied_copies(spec, found)
+    template_file = folder / "chat_template.jinja"
+    template = _text(folder, template_file.name) if template_file.exists() else None
+    return Source(
+        spec=spec,
+        tensors=bind(spec, found, skip, {}, folder.name),
+        tokenizer_json=tokenizer.json,
+        chat_template=chat_template(text, template),
+        generation=generation_defaults(generation),
+        special_tokens=special_tokens(text, tokenizer.vocab),
+    )
+
+
+def _read_tokenizer(folder: Path) -> bytes:
+    if not (folder / "tokenizer.json").exists():
+        raise SourceError(
+            f"{folder.name}: no tokenizer.json; write it with "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return read_bounded(inside(folder, "tokenizer.json"), MAX_TOKENIZER)
+
+
+def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    """The object in a file of the folder, {} when there is no such file."""
+    if not (folder / name).exists():
+        return {}
+    return read_json(read_bounded(inside(folder, name), limit), name)
+
+
+def _text(folder: Path, name: str) -> str:
+    data = read_bounded(inside(folder, name), 4 * MAX_TEMPLATE)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SourceError(f"{name}: not UTF-8 text") from None
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The file's names -> tensors, of one file or of all shards of the index."""
+    if (folder / INDEX).exists():
+        return _read_shards(folder)
+    if not (folder / WEIGHTS).exists():
+        raise SourceError(
+            f"{folder.name}: neither {WEIGHTS} nor {INDEX}; llmc reads safetensors, "
+            "convert other weights with transformers' save_pretrained"
+        )
+    return read_safetensors(inside(folder, WEIGHTS))
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    if (folder / WEIGHTS).exists():
+        raise SourceError(f"{folder.name}: both {WEIGHTS} and {INDEX}; remove the stale one")
+    places = _json(folder, INDEX, MAX_INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise SourceError(f"{INDEX}: weight_map is {clip(places)}, wanted tensor name -> file name")
+    shards = sorted(set(places.values()))
+    if len(shards) > MAX_SHARDS:
+        raise SourceError(f"{INDEX}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
+    paths = {shard: inside(folder, shard) for shard in shards}
+    if absent := [shard for shard, path in paths.items() if not path.exists()]:
+        raise SourceError(
+            f"{INDEX}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them"
+        )
+    tensors: dict[str, Tensor] = {}
+    faults = []
+    for shard, path in paths.items():
+        for name, tensor in read_safetensors(path).items():
+            if places.get(name) != shard:
+                faults.append(f"{clip(name)} is in {shard}, not in {clip(places.get(name))}")
+            tensors[name] = tensor
+    faults += [f"{clip(name)} is in no shard" for name in places if name not in tensors]
+    if faults:
+        more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise SourceError(f"{INDEX} does not fit its shards: {'; '.join(faults[:10])}{more}")
+    return tensors
+
+
+def _tied_copies(spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
+    """The head that some checkpoints save though it is tied: ignorable only if it is the embedding."""
+    names = {family.tensors["head"] for family in FAMILIES.values()} & set(found)
+    embedding = found.get(expand(spec)["embedding"])
+    if not spec.head.tied or embedding is None:
+        return set()
+    return {name for name in names if _same(embedding, found[name])}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.stored != b.stored or not a.shape:
+        return False
+    step = max(1, a.nbytes // max(1, a.shape[0])) * _COMPARE_ROWS
+    return all(
+        np.array_equal(
+            a.file.bytes_at(a.offset + at, min(step, a.nbytes - at)),
+            b.file.bytes_at(b.offset + at, min(step, b.nbytes - at)),
+        )
+        for at in range(0, a.nbytes, step)
+    )

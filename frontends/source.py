@@ -1,0 +1,67 @@
+"""A model on disk, whatever its format: its spec, its tensors by our names, its tokenizer and template.
+
+    with open_model("model.gguf") as source:
+        q = source.tensors["layers.0.q"].read()  # float32 (heads * head_dim, hidden)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import ModelSpec
+from llmc.frontends.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened model. A prompt is `tokens.bos` if `tokens.add_bos`, then the tokenizer's ids without
+    special tokens added."""
+
+    spec: ModelSpec
+    tensors: Mapping[str, Tensor]  # our expanded name ("layers.3.q") -> tensor, in model order
+    tokenizer_json: bytes
+    chat_template: str | None  # Jinja source, rendered by the runtime in its sandbox
+    generation: Mapping[str, float | int]  # sampling defaults: temperature, top_k, ...; {} is greedy
+    special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, for the template
+
+    def close(self) -> None:
+        """Unmaps the files. Tensors cannot be read afterwards; arrays that were read stay valid."""
+        for file in {id(tensor.file): tensor.file for tensor in self.tensors.values()}.values():
+            # A view that someone still holds keeps the map open until it goes.
+            with contextlib.suppress(BufferError):
+                file.data.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
+    """Opens a GGUF file or a Hugging Face folder; `spec` replaces the one derived from its metadata.
+
+    Reads headers only, not weights. Raises SourceError or SpecError, in one line, for anything that is
+    damaged, hostile or not understood.
+    """
+    path = Path(path)
+    try:
+        folder = path.is_dir()
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: cannot be opened: {error}") from None
+    if not exists:
+        raise SourceError(f"{path}: no such file or folder; give a GGUF file or a model folder")
+    if folder:
+        from llmc.frontends.hf_folder import read_folder
+
+        return read_folder(path, spec)
+    if path.suffix == ".safetensors":
+        raise SourceError(f"{path}: give the folder it is in, with config.json and tokenizer.json")
+    from llmc.frontends.gguf_model import read_gguf_model
+
+    return read_gguf_model(path, spec)

@@ -1,0 +1,44 @@
+"""Reads JSON of an untrusted model: no duplicate keys, no NaN, no deep nesting, and an object at the top."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llmc.compiler.errors import SourceError
+from llmc.compiler.spec_fields import clip
+
+
+class _BadJson(ValueError):
+    """A fault that Python's own JSON reader would let through."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _BadJson(f"key {clip(key)} appears twice")
+            seen.add(key)
+    return table
+
+
+def _refuse_constant(text: str) -> Any:
+    raise _BadJson(f"{text} is not a JSON number")
+
+
+def read_json(data: bytes, label: str) -> dict[str, Any]:
+    """The object in `data`. Raises SourceError, naming `label`, for anything else."""
+    try:
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise SourceError(f"{label}: JSON is nested too deep") from None
+    except ValueError as error:  # also what is not UTF-8, and numbers of thousands of digits
+        reason = str(error).splitlines()[0]
+        raise SourceError(f"{label}: not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise SourceError(f"{label}: JSON is {clip(value)}, wanted an object")
+    return value

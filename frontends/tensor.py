@@ -1,0 +1,91 @@
+"""One weight tensor on disk: its shape, how it is stored, and its values as float32 when asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.errors import SourceError
+from llmc.frontends.mapped_file import MappedFile
+
+Floats = NDArray[np.float32]
+
+# Stored type -> (values in a block, bytes of a block). Blocks lie along the last dimension.
+# https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
+READABLE: dict[str, tuple[int, int]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a mapped file. Nothing is read before `read`, and nothing is kept after it."""
+
+    name: str  # in the file
+    shape: tuple[int, ...]  # (N, K) for a linear layer, (N,) for a norm or a bias
+    stored: str  # a key of READABLE, or a type that `read` refuses
+    offset: int  # bytes from the start of the file
+    nbytes: int  # on disk
+    file: MappedFile
+
+    def read(self) -> Floats:
+        """All values as a new float32 array of `shape`. Raises SourceError for NaN, infinity or an unreadable type."""
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        return self._rows(0, rows).reshape(self.shape)
+
+    def read_rows(self, start: int, stop: int) -> Floats:
+        """Rows `start` to `stop` along the first dimension, as `read`, so that a large table can be streamed."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise SourceError(
+                f"{self.file.name}: {self.name}: rows {start} to {stop} of {self.shape[0]}"
+            )
+        if len(self.shape) == 1:
+            return self.read()[start:stop]
+        return self._rows(start, stop).reshape(stop - start, *self.shape[1:])
+
+    def _rows(self, start: int, stop: int) -> Floats:
+        if self.stored not in READABLE:
+            raise SourceError(
+                f"{self.file.name}: {self.name} is stored as {self.stored}; llmc reads {', '.join(READABLE)}. "
+                "Convert the model to one of these"
+            )
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        row_bytes = self.nbytes // rows
+        raw = self.file.bytes_at(self.offset + start * row_bytes, (stop - start) * row_bytes)
+        values = _decode(raw.reshape(stop - start, row_bytes), self.stored)
+        if not np.isfinite(values).all():
+            raise SourceError(
+                f"{self.file.name}: {self.name} has NaN or infinite values; the weights are damaged, fetch them again"
+            )
+        return values
+
+
+def _decode(raw: NDArray[np.uint8], stored: str) -> Floats:
+    """Raw bytes (N, row bytes) -> float32 (N, K)."""
+    if stored == "F32":
+        return raw.view("<f4").astype(np.float32)
+    if stored == "F16":
+        return raw.view("<f2").astype(np.float32)
+    if stored == "BF16":  # the upper half of a float32
+        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    from gguf import GGMLQuantizationType, quants  # slow to import, and only block formats need it
+
+    # Damaged scales can be NaN or overflow: the caller looks at the values, so NumPy need not warn.
+    with np.errstate(all="ignore"):
+        values = quants.dequantize(raw, GGMLQuantizationType[stored])
+    return np.ascontiguousarray(values, dtype=np.float32)

@@ -1,0 +1,1 @@
+"""Graph -> graph. Each pass takes a legal module and returns a legal module that computes the same."""

@@ -1,0 +1,56 @@
+"""A residual sum and the norm of it become one op: the sum is read from cache once instead of from memory twice.
+
+x = add(a, b); y = rms_norm(x, w) -> (x, y) = add_rms_norm(a, b, w)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from llmc.compiler import ops
+
+
+def fuse_add_norm(module: tvm.IRModule) -> tvm.IRModule:
+    """Every rms_norm of a sum of two matrices, fused with it."""
+    fused = _Fuse(module).run()
+    return relax.transform.DeadCodeElimination()(fused)
+
+
+@relax.expr_functor.mutator
+class _Fuse(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self.module = module
+        self.sums: dict[Any, Any] = {}  # variable of a fused sum -> what later users read instead
+
+    def run(self) -> tvm.IRModule:
+        for variable, function in self.module.functions.items():
+            if isinstance(function, relax.Function):
+                self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def visit_var_(self, variable: Any) -> Any:
+        return self.sums.get(super().visit_var_(variable), super().visit_var_(variable))
+
+    def visit_dataflow_var_(self, variable: Any) -> Any:
+        seen = super().visit_dataflow_var_(variable)
+        return self.sums.get(seen, seen)
+
+    def visit_call_(self, call: Any) -> Any:
+        call = super().visit_call_(call)
+        found = ops.match(call)
+        if found is None or found[0].name != "rms_norm":
+            return call
+        _, (x, weight), attrs = found
+        total = self.lookup_binding(x)
+        if not (isinstance(total, relax.Call) and total.op.same_as(ir.Op.get("relax.add"))):
+            return call
+        left, right = total.args
+        if right.ty.ndim != 2:
+            return call
+        both = self.builder_.emit(ops.call("add_rms_norm", [left, right, weight], attrs))
+        self.sums[x] = self.builder_.emit(relax.TupleGetItem(both, 0))
+        return relax.TupleGetItem(both, 1)

@@ -1,0 +1,69 @@
+"""Choose a stored format for every matrix and say so in the graph: linear and embedding become their packed forms.
+
+Packing is an op on the weight (`llmc.pack`), so the module still runs; `lift_weights` then moves it to compile time.
+The format also decides the left side: float32, rounded to bfloat16, or int8 blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from llmc.compiler import ops
+from llmc.compiler.formats import FORMATS
+
+Choose = Callable[[str], str]  # weight variable's name -> format
+
+
+def pack_weights(module: tvm.IRModule, choose: Choose) -> tvm.IRModule:
+    """Float32 matrices -> packed ones; a matrix used twice (a tied head) is packed once."""
+    return _Pack(module, choose).run()
+
+
+@relax.expr_functor.mutator
+class _Pack(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, choose: Choose) -> None:
+        super().__init__(module)
+        self.module = module
+        self.choose = choose
+        self.packed: dict[Any, Any] = {}
+
+    def run(self) -> tvm.IRModule:
+        for variable, function in self.module.functions.items():
+            if isinstance(function, relax.Function):
+                self.packed = {}
+                self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def visit_call_(self, call: Any) -> Any:
+        call = super().visit_call_(call)
+        found = ops.match(call)
+        if found is None or found[0].name not in ("linear", "embedding"):
+            return call
+        op, (left, weight), _ = found
+        format = FORMATS[self.choose(weight.name)]
+        width = int(weight.ty.shape[1 if op.name == "embedding" else 0])
+        attrs: dict[str, ops.Attr] = {"format": format.name, "width": width}
+        packed = self._pack(weight, format.name)
+        if op.name == "embedding":
+            return ops.call("packed_embedding", [left, packed], attrs)
+        return self._linear(format.activation, left, packed, attrs)
+
+    def _pack(self, weight: Any, format: str) -> Any:
+        key = (weight, format)
+        if key not in self.packed:
+            self.packed[key] = self.builder_.emit(ops.call("pack", [weight], {"format": format}))
+        return self.packed[key]
+
+    def _linear(self, activation: str, x: Any, weight: Any, attrs: dict[str, ops.Attr]) -> Any:
+        emit = self.builder_.emit
+        if activation == "bf16":
+            return ops.call("bf16_linear", [emit(ops.call("round_rows", [x], {})), weight], attrs)
+        if activation == "i8":
+            parts = emit(ops.call("quantize_rows", [x], {}))
+            codes = [emit(relax.TupleGetItem(parts, i)) for i in range(3)]
+            return ops.call("i8_linear", [*codes, weight], attrs)
+        return ops.call("packed_linear", [x, weight], attrs)

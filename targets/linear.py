@@ -1,0 +1,201 @@
+"""Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one kernel template for every format and row count.
+
+A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `ROW_BLOCK` input
+rows; inside, rows go in groups of 8, 4, 2, 1 that share each weight register. Every row's sum runs over K in the same
+order whatever its group, so a row's result never depends on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import BLOCK, FORMATS, GROUP, TILE, ceil_to
+from llmc.targets.target import Target
+from llmc.targets.vector import dot2_bf16, dot4, f32, fma, i32, lanes, registers, splat, widen_f16
+
+ROW_BLOCK = 128  # rows whose activations stay in the second-level cache while weights stream
+ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots fit in 32 registers
+
+# emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
+Reduce = Callable[[Any, Any, int], Any]
+
+
+def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
+    columns = int(shapes[0][1])
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = _zeros(rows, "float32")
+            with T.serial(0, columns) as k:
+                w = weight[tile, k, lanes(0)]
+                for r in range(rows):
+                    _set(acc, r, fma(splat(x[row + r, k]), w, _get(acc, r)))
+            return acc
+
+        return reduce
+
+    return _template(target, ["float32", "float32"], shapes, int(attrs["width"]), body)
+
+
+def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
+    pairs = int(shapes[0][1])
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = _zeros(rows, "float32")
+            with T.serial(0, pairs) as k:
+                _prefetch(target, weight, [tile, k, 0])
+                w = weight[tile, k, lanes(0)]
+                for r in range(rows):
+                    _set(acc, r, dot2_bf16(_get(acc, r), w, x[row + r, k]))
+            return acc
+
+        return reduce
+
+    return _template(target, ["int32", "int32"], shapes, int(attrs["width"]), body)
+
+
+def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """codes (M, K64/4), scales and sums (M, K64/32), weight records (T, K64/64, words) -> (M, width)."""
+    reduce_block = _BLOCK_REDUCERS[FORMATS[attrs["format"]].name]
+    records = int(shapes[3][1])
+
+    def body(buffers: list[Any]) -> Reduce:
+        codes, scales, sums, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = _zeros(rows, "float32")
+            with T.serial(0, records) as record:
+                for half in range(GROUP // BLOCK):
+                    dots = registers((rows * TILE,), "int32")
+                    reduce_block(target, (codes, scales, sums, weight), (tile, record, half), row, rows, dots, acc)
+            return acc
+
+        return reduce
+
+    return _template(target, ["int32", "float32", "int32", "int32"], shapes, int(attrs["width"]), body)
+
+
+def _q8_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
+    """acc += scale_w * scale_x * (dot(code, x) - 128 * sum(x)); the offset is the dot's starting value."""
+    codes, scales, sums, weight = buffers
+    tile, record, half = where
+    block = record * 2 + half
+    for r in range(rows):
+        _set(dots, r, splat(sums[row + r, block] * i32(-128)))
+    for group in range(8):
+        word = half * 128 + group * 16
+        _prefetch(target, weight, [tile, record, word])
+        w = weight[tile, record, lanes(word)]
+        for r in range(rows):
+            _set(dots, r, dot4(target, _get(dots, r), w, codes[row + r, block * 8 + group]))
+    scale = widen_f16(target, weight[tile, record, T.ramp(256 + half * 8, 1, 8)])
+    for r in range(rows):
+        both = scale * splat(scales[row + r, block])
+        _set(acc, r, fma(T.cast(_get(dots, r), "float32x16"), both, _get(acc, r)))
+
+
+def _q4_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
+    """acc += scale_x * (scale_w * dot(code, x) + min_w * sum(x))."""
+    codes, scales, sums, weight = buffers
+    tile, record, half = where
+    block = record * 2 + half
+    for r in range(rows):
+        _set(dots, r, splat(i32(0)))
+    for group in range(4):
+        word = half * 64 + group * 16
+        _prefetch(target, weight, [tile, record, word])
+        w = weight[tile, record, lanes(word)]
+        low = T.bitwise_and(w, splat(i32(0x0F0F0F0F)))
+        high = T.bitwise_and(T.shift_right(w, splat(i32(4))), splat(i32(0x0F0F0F0F)))
+        for r in range(rows):
+            first = dot4(target, _get(dots, r), low, codes[row + r, block * 8 + group])
+            _set(dots, r, dot4(target, first, high, codes[row + r, block * 8 + 4 + group]))
+    scale = widen_f16(target, weight[tile, record, T.ramp(128 + half * 8, 1, 8)])
+    minimum = widen_f16(target, weight[tile, record, T.ramp(144 + half * 8, 1, 8)])
+    for r in range(rows):
+        x_scale = scales[row + r, block]
+        offset = T.cast(sums[row + r, block], "float32") * x_scale
+        total = fma(T.cast(_get(dots, r), "float32x16"), scale * splat(x_scale), _get(acc, r))
+        _set(acc, r, fma(minimum, splat(offset), total))
+
+
+_BLOCK_REDUCERS: dict[str, Any] = {"q8": _q8_block, "q4": _q4_block}
+
+
+def _template(
+    target: Target, dtypes: list[str], shapes: list[Any], width: int, body: Callable[[list[Any]], Reduce]
+) -> tirx.PrimFunc:
+    """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile."""
+    tiles = ceil_to(width, TILE) // TILE
+    with IRBuilder() as builder:
+        with T.prim_func():
+            T.func_attr({"tirx.noalias": True})
+            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes) + 1)]
+            rows = tirx.Var("m", "int64")
+            fixed = [[rows, *shape[1:]] if i < len(dtypes) - 1 else shape for i, shape in enumerate(shapes)]
+            buffers = [T.match_buffer(h, s, d) for h, s, d in zip(handles, fixed, dtypes, strict=False)]
+            out = T.match_buffer(handles[-1], (rows, width), "float32")
+            reduce = body(buffers)
+            with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
+                with T.parallel(0, tiles) as tile:
+                    _row_groups(reduce, out, width, tile, block * ROW_BLOCK, T.min(rows - block * ROW_BLOCK, ROW_BLOCK))
+    return builder.get()
+
+
+def _row_groups(reduce: Reduce, out: Any, width: int, tile: Any, first: Any, count: Any) -> None:
+    """Rows first .. first + count in groups of 8, then one group each of 4, 2, 1 as the remainder asks."""
+    whole, *rest = ROW_GROUPS
+    with T.serial(0, T.floordiv(count, whole)) as group:
+        _store(reduce(tile, first + group * whole, whole), out, width, tile, first + group * whole, whole)
+    for size in rest:
+        with T.If(T.floormod(T.floordiv(count, size), 2) == 1), T.Then():
+            row = first + T.floordiv(count, 2 * size) * (2 * size)
+            _store(reduce(tile, row, size), out, width, tile, row, size)
+
+
+def _store(acc: Any, out: Any, width: int, tile: Any, row: Any, rows: int) -> None:
+    for r in range(rows):
+        if width % TILE == 0:
+            T.buffer_store(out, _get(acc, r), [row + r, lanes(tile * TILE)])
+            continue
+        with T.serial(0, T.min(width - tile * TILE, TILE)) as lane:
+            T.buffer_store(out, acc[r * TILE + lane], [row + r, tile * TILE + lane])
+
+
+def _zeros(rows: int, dtype: str) -> Any:
+    acc = registers((rows * TILE,), dtype)
+    for r in range(rows):
+        _set(acc, r, splat(f32(0)))
+    return acc
+
+
+def _get(registers: Any, index: int) -> Any:
+    return registers[lanes(index * TILE)]
+
+
+def _set(registers: Any, index: int, value: Any) -> None:
+    T.buffer_store(registers, value, [lanes(index * TILE)])
+
+
+def _prefetch(target: Target, weight: Any, where: list[Any]) -> None:
+    """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
+    if not target.prefetch_bytes:
+        return
+    strides = [1]
+    for size in reversed(list(weight.shape)[1:]):
+        strides.insert(0, strides[0] * int(size))
+    offset = sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.prefetch_bytes // 4
+    pointer = weight.access_ptr("r", offset=offset)
+    T.evaluate(T.call_llvm_intrin("llvm.prefetch", pointer, i32(0), i32(3), i32(1), dtype="void"))

@@ -1,0 +1,113 @@
+"""Ops -> kernels: every `llmc.*` call becomes a `call_tir` of a PrimFunc made for its shapes and the target.
+
+What must stay is refused by name: a module is lowered whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from llmc.compiler import ops
+from llmc.compiler.errors import LlmcError
+from llmc.targets import attention, embedding, linear, rows
+from llmc.targets.target import Target
+
+Kernel = Callable[[Target, list[Any], dict[str, Any]], tirx.PrimFunc]
+
+KERNELS: dict[str, Kernel] = {
+    "packed_embedding": embedding.packed_embedding,
+    "rms_norm": rows.rms_norm,
+    "add_rms_norm": rows.add_rms_norm,
+    "rope_table": rows.rope_table,
+    "rope": rows.rope,
+    "attention": attention.attention,
+    "gated": rows.gated,
+    "take_rows": rows.take_rows,
+    "argmax": rows.argmax,
+    "packed_linear": linear.packed_linear,
+    "round_rows": rows.round_rows,
+    "bf16_linear": linear.bf16_linear,
+    "quantize_rows": rows.quantize_rows,
+    "i8_linear": linear.i8_linear,
+}
+
+
+def make_kernel(name: str, target: Target, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """The kernel of an op for these shapes (operands, then outputs); symbolic sizes are fresh variables."""
+    table = KERNELS | {"add": rows.add}
+    if name not in table:
+        raise LlmcError(f"no kernel for llmc.{name}; the packing passes should have rewritten it")
+    return table[name](target, _fresh(shapes), attrs)
+
+
+def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
+    """The same shapes over variables of their own: a PrimFunc may not share the graph's symbolic sizes."""
+    names: dict[Any, Any] = {}
+
+    def size(value: Any) -> Any:
+        if isinstance(value, (int, tirx.IntImm)):
+            return int(value)
+        if not isinstance(value, tirx.Var):
+            raise LlmcError(f"kernels take plain or symbolic sizes, got the expression {value}")
+        return names.setdefault(value, tirx.Var(value.name, "int64"))
+
+    return [[size(s) for s in shape] for shape in shapes]
+
+
+@relax.expr_functor.mutator
+class _Lower(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, target: Target) -> None:
+        super().__init__(module)
+        self.target = target
+        self.module = module
+        self.kernels: dict[tuple[Any, ...], Any] = {}
+
+    def run(self) -> tvm.IRModule:
+        for variable, function in self.module.functions.items():
+            if isinstance(function, relax.Function):
+                self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def visit_call_(self, call: Any) -> Any:
+        call = super().visit_call_(call)
+        found = ops.match(call)
+        if found is not None:
+            op, tensors, attrs = found
+            return self._call(op.name, tensors, attrs, call.ty_args[0])
+        if call.op.same_as(ir.Op.get("relax.add")):
+            return self._call("add", list(call.args), {}, call.ty)
+        return call
+
+    def _call(self, name: str, tensors: list[Any], attrs: dict[str, Any], out: Any) -> Any:
+        outputs = list(out.fields) if isinstance(out, ir.TupleType) else [out]
+        shapes = [list(t.ty.shape) for t in tensors] + [list(t.shape) for t in outputs]
+        key = (name, tuple(tuple(map(str, s)) for s in shapes), tuple(sorted(attrs.items())))
+        if key not in self.kernels:
+            kernel = make_kernel(name, self.target, shapes, attrs)
+            self.kernels[key] = self.builder_.add_func(kernel, name)
+        return relax.call_tir(self.kernels[key], tensors, outputs if len(outputs) > 1 else outputs[0])
+
+
+def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """A module of packed ops -> the same module over kernels."""
+    lowered = _Lower(module, target).run()
+    _refuse_leftovers(lowered)
+    return lowered
+
+
+def _refuse_leftovers(module: tvm.IRModule) -> None:
+    left: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) and expr.op.name != "relax.call_tir":
+            left.add(expr.op.name)
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    if left:
+        raise LlmcError(f"no kernel for {', '.join(sorted(left))}; add one in targets/lower.py KERNELS")

@@ -1,0 +1,1 @@
+../../../compiler/llmc/__init__.py

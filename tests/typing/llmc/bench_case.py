@@ -1,0 +1,1 @@
+../../../compiler/llmc/bench_case.py

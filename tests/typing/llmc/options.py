@@ -1,0 +1,1 @@
+../../../compiler/llmc/options.py

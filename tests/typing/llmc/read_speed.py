@@ -1,0 +1,1 @@
+../../../compiler/llmc/read_speed.py
