@@ -39,7 +39,8 @@ clean:
 $(MODEL): $(VENV)/.compile examples/fetch_smollm2.py $(SOURCES)
 	mkdir -p build
 	rm -rf $@
-	$(BIN)/llmc compile "$$($(BIN)/python examples/fetch_smollm2.py)" -o $@ --quant $(QUANT)
+	gguf=$$($(BIN)/python examples/fetch_smollm2.py) && \
+	$(BIN)/llmc compile "$$gguf" -o $@ --quant $(QUANT)
 	@touch $@
 
 # The stamps: a second `make` installs nothing unless pyproject.toml changed.

@@ -30,6 +30,11 @@ class StoredWeight:
     sources: tuple[str, ...]
     compute: Callable[[Read], NDArray[Any]]
 
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
 
 def stored_weights(transform: Any, names: list[str]) -> Iterator[StoredWeight]:
     """The outputs of the transform function in order; `names` are the source tensors' names in parameter order."""

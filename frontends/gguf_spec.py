@@ -23,6 +23,7 @@ from llmc.compiler.spec import (
     range_fault,
 )
 from llmc.compiler.spec_fields import clip, near
+from llmc.frontends.gguf_tokenizer import adds_bos_by_default
 from llmc.frontends.model_name import clean_name
 
 # general.architecture -> layout of rope. The converter permutes q and k of `llama` for this layout
@@ -152,9 +153,7 @@ def _first_names() -> dict[str, str]:
 
 def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
     faults = []
-    unknown = [
-        key for key in metadata if not key.startswith((f"{kind}.", *_IGNORED_SPACES))
-    ]
+    unknown = [key for key in metadata if not key.startswith((f"{kind}.", *_IGNORED_SPACES))]
     if unknown:
         faults.append(f"unknown keys {', '.join(map(clip, unknown))}")
     for key, values in _GENERAL_ONLY.items():

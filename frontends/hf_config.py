@@ -105,9 +105,13 @@ def _refused_values(config: dict[str, Any], family: Family) -> list[str]:
     ]
     for key, values in family.only.items():
         value = config.get(key, family.defaults.get(key))
-        if not any(value is known or (value == known and type(value) is type(known)) for known in values):
+        if not any(
+            value is known or (value == known and type(value) is type(known)) for known in values
+        ):
             note = f" ({family.notes[key]})" if key in family.notes else ""
-            faults.append(f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}{note}")
+            faults.append(
+                f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}{note}"
+            )
     return faults
 
 
@@ -175,7 +179,9 @@ def _theta(config: dict[str, Any], faults: list[str]) -> float:
             )
             continue
         if table.get("partial_rotary_factor", 1.0) != 1.0:
-            faults.append(f"{key}.partial_rotary_factor = {clip(table['partial_rotary_factor'])}, wanted 1")
+            faults.append(
+                f"{key}.partial_rotary_factor = {clip(table['partial_rotary_factor'])}, wanted 1"
+            )
         known = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
         unknown = [near(str(name), known) for name in table if name not in known]
         if unknown:

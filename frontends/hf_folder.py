@@ -57,7 +57,9 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
     check_extra_tokens(text, tokenizer.vocab)
     found = _read_weights(folder)
     skip = {
-        name.replace("{layer}", str(layer)) for name in ignored for layer in range(spec.sizes.layers)
+        name.replace("{layer}", str(layer))
+        for name in ignored
+        for layer in range(spec.sizes.layers)
     }
     skip |= _tied_copies(spec, found)
     template_file = folder / "chat_template.jinja"

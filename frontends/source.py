@@ -1,7 +1,7 @@
 """A model on disk, whatever its format: its spec, its tensors by our names, its tokenizer and template.
 
-    with open_model("model.gguf") as source:
-        q = source.tensors["layers.0.q"].read()  # float32 (heads * head_dim, hidden)
+with open_model("model.gguf") as source:
+    q = source.tensors["layers.0.q"].read()  # float32 (heads * head_dim, hidden)
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Source:
     tensors: Mapping[str, Tensor]  # our expanded name ("layers.3.q") -> tensor, in model order
     tokenizer_json: bytes
     chat_template: str | None  # Jinja source, rendered by the runtime in its sandbox
-    generation: Mapping[str, float | int]  # sampling defaults: temperature, top_k, ...; {} is greedy
+    generation: Mapping[
+        str, float | int
+    ]  # sampling defaults: temperature, top_k, ...; {} is greedy
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, for the template
 
     def close(self) -> None:

@@ -6,10 +6,18 @@ subexpression elimination (a known regression of this TVM line), and no rewritin
 
 from __future__ import annotations
 
+import platform
+import shutil
+from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
+
+from llmc.compiler.errors import LlmcError
+from llmc.targets.target import Target
+
+_LINKERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 
 
 def _sequence(*passes: Any) -> Any:
@@ -60,3 +68,11 @@ def compile_module(module: Any, target: Any) -> Any:
     llvm = target.llvm()
     with llvm:
         return relax.build(module, llvm, relax_pipeline=relax_phases(), tir_pipeline=_PIPELINE)
+
+
+def export(executable: Any, path: Path, target: Target) -> None:
+    """Link the VM executable into a shared library. Needs gcc (or the target's cross compiler) on PATH."""
+    compiler = _LINKERS[target.arch] if target.arch != platform.machine() else "gcc"
+    if shutil.which(compiler) is None:
+        raise LlmcError(f"{compiler} is needed to link {path.name} and is not on PATH; install it")
+    executable.export_library(str(path), cc=compiler)

@@ -57,7 +57,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=bool(columns), box=None)
+    table = Table(title=title, title_justify="left", show_header=bool(columns), box=None, pad_edge=False)
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index == 0 else "right")
     for row in rows:

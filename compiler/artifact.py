@@ -1,0 +1,179 @@
+"""Writes an artifact: a folder `name.llmc/` that the thin runtime loads. The format is docs/design.md, "The artifact".
+
+Everything is written to a temporary folder beside the target and renamed when it is whole, so that a crash leaves
+nothing behind that looks like an artifact. Nothing in it depends on time, place or machine load: two compiles of the
+same input are byte-identical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.errors import LlmcError
+
+FORMAT = 1  # of the manifest; a reader refuses a newer one
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+ALIGN = 64  # bytes; kernels use aligned vector loads
+CHUNK_BYTES = 16 << 20  # weights are hashed in pieces of this size
+_SAFETENSORS_DTYPES = {"float32": "F32", "int32": "I32"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor to be stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor itself."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass
+class _Hashing:
+    """A file being written, hashed as a whole and in chunks on the way."""
+
+    file: BinaryIO
+    whole: Any = field(default_factory=hashlib.sha256)
+    chunk: Any = field(default_factory=hashlib.sha256)
+    room: int = CHUNK_BYTES  # bytes the open chunk still takes
+    chunks: list[str] = field(default_factory=list)
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self.file.write(view)
+        self.whole.update(view)
+        while len(view):
+            part, view = view[: self.room], view[self.room :]
+            self.chunk.update(part)
+            self.room -= len(part)
+            if not self.room:
+                self._close_chunk()
+
+    def _close_chunk(self) -> None:
+        self.chunks.append(self.chunk.hexdigest())
+        self.chunk, self.room = hashlib.sha256(), CHUNK_BYTES
+
+    def finish(self) -> list[str]:
+        """Hashes of all chunks, the last one included."""
+        if self.room != CHUNK_BYTES:
+            self._close_chunk()
+        return self.chunks
+
+
+def _header(entries: list[Entry]) -> bytes:
+    """The safetensors header: tensors on 64-byte borders; the format allows no gaps, so gaps are tensors "pad.N"."""
+    table: dict[str, Any] = {}
+    at = 0
+    for number, entry in enumerate(entries):
+        table[entry.name] = {
+            "dtype": _SAFETENSORS_DTYPES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [at, at + entry.nbytes],
+        }
+        at += entry.nbytes
+        gap = -at % ALIGN
+        if gap:
+            table[f"pad.{number}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [at, at + gap]}
+            at += gap
+    text = json.dumps(table, separators=(",", ":")).encode()
+    return text + b" " * (-(8 + len(text)) % ALIGN)
+
+
+def write_weights(
+    path: Path, entries: list[Entry], arrays: Iterable[NDArray[Any]], done: Callable[[int], None]
+) -> dict[str, Any]:
+    """Store the tensors in order; the manifest's "weights" section. `arrays` gives their values, in the same order."""
+    header = _header(entries)
+    with path.open("wb") as file:
+        out = _Hashing(file)
+        out.write(len(header).to_bytes(8, "little"))
+        out.write(header)
+        for number, (entry, array) in enumerate(zip(entries, arrays, strict=True)):
+            if array.shape != entry.shape or str(array.dtype) != entry.dtype:
+                raise LlmcError(f"{entry.name}: packed as {array.dtype}{array.shape}, the graph says {entry.dtype}{entry.shape}")
+            out.write(memoryview(array.reshape(-1).view(np.uint8)))
+            out.write(bytes(-entry.nbytes % ALIGN))
+            done(number + 1)
+        chunks = out.finish()
+    order = [entry.name for entry in entries]
+    return {"file": WEIGHTS, "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "order": order}
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            digest.update(block)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value that hashes are made of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Add the list of files and the manifest's own hash, and write it."""
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    manifest = {"format": FORMAT, **manifest, "files": {name: _digest(folder / name) for name in names}}
+    manifest["manifest_sha256"] = hashlib.sha256(canonical(manifest)).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_output(path: Path) -> None:
+    """Refuse before any work what could not be written, or would overwrite something that is no artifact."""
+    if not path.resolve().parent.is_dir():
+        raise LlmcError(f"{path}: its folder does not exist; create {path.resolve().parent} first")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise LlmcError(f"{path}: its folder is not writable")
+    if path.is_symlink() or (path.exists() and not (path / MANIFEST).is_file()):
+        raise LlmcError(f"{path}: exists and is not an artifact; choose another name or remove it")
+
+
+@contextmanager
+def new_artifact(path: Path) -> Iterator[Path]:
+    """A folder to fill; renamed to `path` on success (an older artifact there is replaced), removed on failure."""
+    check_output(path)
+    path = path.resolve()
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        folder.chmod(0o755)
+        (folder / "lib").mkdir()
+        yield folder
+        _put_in_place(folder, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_in_place(folder: Path, path: Path) -> None:
+    """Rename over `path`. A folder cannot be renamed over a full one, so an old artifact steps aside first."""
+    if not path.exists():
+        folder.rename(path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    try:
+        path.rename(old / path.name)
+        try:
+            folder.rename(path)
+        except OSError:
+            (old / path.name).rename(path)
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,48 @@
+"""A GGUF file: metadata, tensors and tokenizer in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.spec import ModelSpec
+from llmc.frontends.binding import bind
+from llmc.frontends.gguf_file import GgufFile, read_gguf
+from llmc.frontends.gguf_spec import TENSOR_NOTES, derive_spec
+from llmc.frontends.gguf_tokenizer import make_tokenizer, token_texts
+from llmc.frontends.hf_text import check_template
+from llmc.frontends.source import Source
+from llmc.frontends.tokenizer_check import check_ids, check_tokenizer
+
+
+def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
+    """Everything in the file that a compile needs. Raises SourceError naming what is wrong."""
+    file = read_gguf(path)
+    try:
+        return _read(file, path, spec)
+    except LlmcError as error:
+        if str(error).startswith(f"{path.name}: "):
+            raise
+        raise type(error)(f"{path.name}: {error}") from None
+
+
+def _read(file: GgufFile, path: Path, spec: ModelSpec | None) -> Source:
+    spec = spec or derive_spec(file.metadata, file.tensors, path.stem)
+    tokenizer = check_tokenizer(make_tokenizer(file.metadata), "tokenizer.ggml.*")
+    check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.ggml.tokens")
+    return Source(
+        spec=spec,
+        tensors=bind(spec, file.tensors, (), TENSOR_NOTES, path.name),
+        tokenizer_json=tokenizer.json,
+        chat_template=_template(file.metadata),
+        generation={},
+        special_tokens=token_texts(file.metadata),
+    )
+
+
+def _template(metadata: dict[str, Any]) -> str | None:
+    template = metadata.get("tokenizer.chat_template")
+    if template is None:
+        return None
+    return check_template(template, "tokenizer.chat_template")

@@ -1,0 +1,143 @@
+"""Fixtures that many tests share: the demo model, artifacts made from it, tiny random models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Two test processes with as many native threads as cores each only wait for one another.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub
+
+
+def _module_from(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The demo model's GGUF file, downloaded once into the cache folder."""
+    return Path(_module_from(ROOT / "examples" / "fetch_smollm2.py").fetch())
+
+
+@pytest.fixture(scope="session")
+def smollm2_artifact(
+    smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """A function `(quant="q8", kv="auto", target="cpu") -> artifact`; each is compiled once."""
+    from llmc.compiler.driver import compile_model
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    made: dict[tuple[str, str, str], Path] = {}
+
+    def artifact(quant: str = "q8", kv: str = "auto", target: str = "cpu") -> Path:
+        key = (quant, kv, target)
+        if key not in made:
+            path = folder / f"{'-'.join(key).replace(':', '-')}.llmc"
+            compile_model(str(smollm2_gguf), str(path), quant=quant, kv=kv, target=target)
+            made[key] = path
+        return made[key]
+
+    return artifact
+
+
+# A template that any conversation of the roles system, user and assistant renders with.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function `(**config) -> folder` that saves a random Llama as transformers does.
+
+    Keywords are LlamaConfig's; `seed` and `shards` (of about equal size) come on top. The tokenizer
+    is a byte-level BPE of `vocab_size` entries at most, with <s>, </s> and the chat markers.
+    """
+    made: dict[str, Path] = {}
+
+    def folder(seed: int = 0, shards: int = 1, **config: Any) -> Path:
+        key = json.dumps([seed, shards, config], sort_keys=True)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("tiny-llama")
+            _save_tiny_llama(made[key], seed, shards, {**_TINY, **config})
+        return made[key]
+
+    return folder
+
+
+def _save_tiny_llama(folder: Path, seed: int, shards: int, config: dict[str, Any]) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norm weights too: a weight of ones would hide a norm that is left out.
+            parameter.copy_(torch.randn_like(parameter) * (parameter.shape[-1] ** -0.5))
+            if parameter.ndim == 1:
+                parameter.add_(1.0)
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder, max_shard_size=total // shards + 1024 if shards > 1 else "50GB")
+    _save_tokenizer(folder, config["vocab_size"])
+
+
+def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = ["The capital of France is Paris.", "one two three four five six seven", "naïve café"]
+    tokenizer.train_from_iterator(text * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""What README shows is what happens: its commands, their output, its --help, its Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+_BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _commands(help_only: bool) -> list[tuple[str, str]]:
+    """Return (command, the output shown below it) for `$ llmc ...` lines, in README's order."""
+    found = []
+    for language, text in _BLOCKS.findall(README):
+        if language != "console":
+            continue
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            if command.startswith("llmc ") and command.endswith("--help") == help_only:
+                found.append((command, output))
+    return found
+
+
+def _masked(text: str) -> list[str]:
+    """Return lines with numbers and widths taken out: those differ by machine and by run."""
+    lines = [re.sub(r"\d[\d.]*", "#", line) for line in text.splitlines()]
+    lines = [re.sub(r"\s+", " ", line).strip() for line in lines]
+    return [re.sub(r"\b[0-9a-f#]{8,}\b", "HASH", line) for line in lines if line]
+
+
+def _run(command: str, cwd: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("command", "shown"), _commands(help_only=True))
+def test_help_is_as_shown(command: str, shown: str, tmp_path: Path) -> None:
+    assert _run(command, tmp_path) == shown
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_commands_print_what_is_shown(smollm2_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "SmolLM2-135M-Instruct.gguf").symlink_to(smollm2_gguf)
+    commands = _commands(help_only=False)
+    assert len(commands) >= 3
+    for command, shown in commands:
+        assert _masked(_run(command, tmp_path)) == _masked(shown), command
+    # README's Python comes after its commands and uses the artifact they made.
+    scripts = [text for language, text in _BLOCKS.findall(README) if language == "python"]
+    assert scripts
+    for script in scripts:
+        _run(f"{sys.executable} - <<'END'\n{script}END", tmp_path)
+    shutil.rmtree(tmp_path)
+
+
+def test_every_folder_and_variable_that_exists_is_described() -> None:
+    for folder in ("compiler", "frontends", "passes", "targets", "runtime", "tests", "examples"):
+        assert f"`{folder}/`" in README
+    named = set()
+    for folder in ("compiler", "frontends", "passes", "targets", "runtime", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            named |= set(
+                re.findall(r"\bLLMC_[A-Z]+(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8"))
+            )
+    described = set(re.findall(r"^\| `(LLMC_[A-Z_]+)`", README, flags=re.MULTILINE))
+    assert named == described
