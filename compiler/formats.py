@@ -221,8 +221,8 @@ FORMATS: dict[str, Format] = {
 # --- activations -----------------------------------------------------------------------------
 
 
-def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
-    """x (M, K) -> int8 codes (M, K64), scales (M, K64 / 32), code sums (M, K64 / 32), K64 = K padded to 64.
+def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
+    """x (M, K) -> int8 codes (M, K64), scales (M, K64 / 32), scale * sum of codes, K64 = K padded to 64.
 
     x is about scale * code with scale = max|x| / 127 of each block of 32 (as llama.cpp's Q8_1 activations).
     """
@@ -234,4 +234,5 @@ def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
     scale = (top / np.float32(127)).astype(np.float32)
     inverse = np.where(top > 0, np.float32(127) / np.where(top > 0, top, 1), 0).astype(np.float32)
     codes = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    return codes.reshape(rows, -1), scale, codes.astype(np.int32).sum(-1, dtype=np.int32)
+    sums = codes.sum(-1, dtype=np.int32).astype(np.float32) * scale
+    return codes.reshape(rows, -1), scale, sums

@@ -51,7 +51,7 @@ def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     rows, columns = shapes[0]
     width = ceil_to(int(columns), GROUP)
     blocks = (rows, width // BLOCK)
-    return [((rows, width // 4), "int32"), (blocks, "float32"), (blocks, "int32")]
+    return [((rows, width // 4), "int32"), (blocks, "float32"), (blocks, "float32")]
 
 
 _TABLE = (
@@ -134,7 +134,7 @@ _TABLE = (
     ),
     Op(
         "quantize_rows", ("x",), (), _quantized_rows, meaning.quantize_rows,
-        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), sums of codes (M, K64/32) int32",
+        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sum of codes (M, K64/32)",
         "compiler/formats.py quantize_rows",
     ),
     Op(

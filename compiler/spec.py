@@ -287,7 +287,7 @@ def to_toml(spec: ModelSpec) -> str:
 
 
 def from_toml(text: str) -> ModelSpec:
-    """The spec in a TOML text. Raises SpecError with the line of bad TOML, or naming every bad key."""
+    """The spec in a TOML text. Raises SpecError with the line, or naming every bad key."""
     if len(text) > TOML_LIMIT:
         raise SpecError(f"spec: {len(text)} characters, wanted at most {TOML_LIMIT}")
     try:

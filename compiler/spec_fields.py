@@ -1,4 +1,4 @@
-"""Strict reading and writing of the spec's dataclasses: every fault is listed, none is guessed at."""
+"""Strict reading and writing of the spec's dataclasses: every fault is listed at once."""
 
 from __future__ import annotations
 

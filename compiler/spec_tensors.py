@@ -73,7 +73,7 @@ def required_tensors(spec: ModelSpec) -> list[str]:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Our expanded name ("layers.3.q") -> shape, in model order, of all tensors the spec asks for."""
+    """Our expanded name ("layers.3.q") -> shape, in model order, of all the spec asks for."""
     sizes = dimensions(spec)
     per_layer: dict[str, tuple[int, ...]] = {}
     outer: dict[str, tuple[int, ...]] = {}

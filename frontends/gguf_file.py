@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: metadata and tensor list, every length checked before it is used.
+"""Reads the header of a GGUF file: metadata and tensor list, every length checked before use.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Versions 2 and 3, little-endian. As llama.cpp does,
-it refuses nested arrays, and tensors that overlap or leave gaps.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Versions 2 and 3, little-endian.
+As llama.cpp does, it refuses nested arrays, and tensors that overlap or leave gaps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ DEFAULT_ALIGNMENT = 32
 STRING, ARRAY, BOOL = 8, 9, 7
 # Type id of a metadata value -> its layout.
 SCALARS = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
+    6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 
 # Type id of a tensor -> (name, values in a block, bytes of a block).
@@ -40,21 +41,25 @@ SCALARS = {
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     id_: (name, *READABLE[name])
     for id_, name in {
-        0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
-        12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 30: "BF16",
+        0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0",
+        10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 30: "BF16",
     }.items()
 } | {
     # Known so that the refusal can name them; llmc does not read their values.
-    9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
-    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    9: ("Q8_1", 32, 40), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """`metadata`: key -> int, float, bool, str or list of these. `tensors` by the file's names, shapes as (N, K)."""
+    """`metadata`: key -> int, float, bool, str or list of these.
+
+    `tensors`: by the file's names; shapes are (N, K), slowest first.
+    """
 
     file: MappedFile
     metadata: dict[str, Any]
@@ -63,7 +68,7 @@ class GgufFile:
 
 @dataclass
 class _Cursor:
-    """Reads forward through the header; every method checks that what it reads lies inside the file."""
+    """Reads forward through the header; every method checks that what it reads is in the file."""
 
     file: MappedFile
     at: int = 0
@@ -92,7 +97,7 @@ class _Cursor:
         return int(struct.unpack_from("<Q", self.file.data, self.take(8))[0])
 
     def count(self, limit: int, smallest: int, noun: str) -> int:
-        """A number of things to come, each at least `smallest` bytes long, so that a lie is seen before any work."""
+        """A number of things to come, each of `smallest` bytes or more: a lie is seen at once."""
         number = self.u64()
         room = (self.file.size - self.at) // smallest
         if number > min(limit, room):
@@ -122,8 +127,7 @@ class _Cursor:
         return name
 
     def scalar(self, kind: int) -> Any:
-        value = self.numbers(kind, 1)[0]
-        return value
+        return self.numbers(kind, 1)[0]
 
     def numbers(self, kind: int, count: int) -> list[Any]:
         if kind not in SCALARS:
@@ -175,7 +179,8 @@ def read_gguf(path: Path) -> GgufFile:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         reason = "big-endian" if swapped in VERSIONS else f"version {version}"
         raise SourceError(
-            f"{path.name}: GGUF is {reason}, llmc reads little-endian versions 2 and 3; convert it with llama.cpp"
+            f"{path.name}: GGUF is {reason}, llmc reads little-endian versions 2 and 3; "
+            "convert it with llama.cpp"
         )
     tensor_count = cursor.count(MAX_TENSORS, 24, "tensors")
     key_count = cursor.count(MAX_KEYS, 13, "keys")

@@ -22,9 +22,11 @@ _TEKKEN = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`splits`: expressions applied one after the other; what they match, and what lies between, are
-    pieces. `ignore_merges`: a piece that is a token as a whole is not merged. `add_bos`: when the
-    file does not say."""
+    """`splits`: expressions applied in turn; what they match, and what lies between, are pieces.
+
+    `ignore_merges`: a piece that is a token as a whole is not merged. `add_bos`: whether a text
+    starts with bos when the file does not say.
+    """
 
     splits: tuple[str, ...]
     ignore_merges: bool = False

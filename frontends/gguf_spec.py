@@ -27,7 +27,7 @@ from llmc.frontends.gguf_tokenizer import adds_bos_by_default
 from llmc.frontends.model_name import clean_name
 
 # general.architecture -> layout of rope. The converter permutes q and k of `llama` for this layout
-# (llama.cpp: convert_hf_to_gguf.py, LlamaModel.permute; src/llama-model.cpp, llama_model_rope_type).
+# (llama.cpp: convert_hf_to_gguf.py, permute; src/llama-model.cpp, llama_model_rope_type).
 ARCHITECTURES = {"llama": "interleaved"}
 
 # Key after "<architecture>." -> field of the spec.
@@ -41,7 +41,6 @@ _NUMBERS = {
     "attention.layer_norm_rms_epsilon": "norm.eps",
     "attention.key_length": "attention.head_dim",
     "attention.value_length": "attention.head_dim",
-    "rope.dimension_count": "attention.head_dim",
     "rope.freq_base": "position.theta",
     "attention.scale": "attention.scale",
     "vocab_size": "sizes.vocab",
@@ -54,7 +53,8 @@ _REQUIRED = (
     "attention.head_count",
     "attention.layer_norm_rms_epsilon",
 )
-# Keys that must have one of these values: anything else changes the model in a way llmc does not know.
+_ROTATED = "rope.dimension_count"  # how much of a head rope turns: all of it
+# Keys that must have one of these values: any other changes the model in a way llmc does not know.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scale_linear": (1.0,),
@@ -80,7 +80,7 @@ _TENSORS = {
     "layers.{layer}.down": f"{_LAYER}.ffn_down.weight",
     "final_norm": "output_norm.weight",
 }
-# Tensors that are in the file or not; what the spec calls them, and its flag, follows from that.
+# Tensors that a file has or has not; the spec's flags follow from that.
 _QKV_BIAS = {f"layers.{{layer}}.{x}_bias": f"{_LAYER}.attn_{x}.bias" for x in "qkv"}
 _OUTPUT_BIAS = {"layers.{layer}.o_bias": f"{_LAYER}.attn_output.bias"}
 _MLP_BIAS = {f"layers.{{layer}}.{x}_bias": f"{_LAYER}.ffn_{x}.bias" for x in ("gate", "up", "down")}
@@ -94,9 +94,10 @@ _IGNORED_SPACES = ("general.", "quantize.imatrix.", "split.", "tokenizer.")
 
 
 def derive_spec(metadata: dict[str, Any], tensors: Collection[str], stem: str) -> ModelSpec:
-    """The spec of a GGUF file from its metadata and the names of its tensors; `stem` if it has no name.
+    """The spec of a GGUF file from its metadata and the names of its tensors.
 
-    Raises SourceError naming every key that is unknown, missing, refused or out of bounds.
+    `stem` is its name if the metadata has none. Raises SourceError naming every key that is
+    unknown, missing, refused or out of bounds.
     """
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -165,7 +166,7 @@ def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
 
 
 def _only_faults(own: dict[str, Any], kind: str) -> list[str]:
-    known = {*_NUMBERS, *_ONLY}
+    known = {*_NUMBERS, *_ONLY, _ROTATED}
     faults = []
     scaled = own.get("rope.scaling.type", "none") != "none"
     unknown = [key for key in own if key not in known]
@@ -214,11 +215,16 @@ def _numbers(
             "attention.head_dim", numbers.setdefault("attention.head_dim", hidden // heads)
         ):
             faults.append(fault)
+        head_dim = numbers["attention.head_dim"]
+        if own.get(_ROTATED, head_dim) != head_dim:
+            faults.append(
+                f"{kind}.{_ROTATED} = {clip(own[_ROTATED])}, wanted head_dim = {head_dim}"
+            )
     return numbers
 
 
 def _uniform(value: Any) -> Any:
-    """The number that a per-layer list repeats; a list of different ones stays a list, to be refused."""
+    """The number that a per-layer list repeats; a list of different ones stays, to be refused."""
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         return value[0]
     return value

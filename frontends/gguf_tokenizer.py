@@ -8,6 +8,7 @@ before or after a text: whether it starts with a bos is a fact of the spec.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,26 +20,23 @@ from llmc.compiler.spec_fields import clip, near
 from llmc.frontends.gguf_pretokenizers import PRE_TOKENIZERS
 
 PREFIX = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = (
-    2,
-    3,
-    4,
-    6,
-)  # gguf.md, tokenizer.ggml.token_type; 1 is normal, 5 unused
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of token_type (gguf.md); 1 normal, 5 unused, 6 byte
 _TYPES = range(1, 7)
 _MAX_PIECE = 1 << 10  # characters of one token
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 # Keys this file or gguf_spec.py reads, and keys that name ids nothing here uses.
 _KEYS = frozenset(
-    """
-    model pre tokens token_type merges scores add_bos_token add_eos_token add_sep_token
-    add_space_prefix remove_extra_whitespaces bos_token_id eos_token_id eot_token_id eom_token_id
-    unknown_token_id padding_token_id seperator_token_id separator_token_id cls_token_id mask_token_id
-    prefix_token_id suffix_token_id middle_token_id fim_pre_token_id fim_suf_token_id
-    fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id
-    """.split()
-)
+    (
+        "model", "pre", "tokens", "token_type", "merges", "scores", "add_bos_token",
+        "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
+        "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id",
+        "padding_token_id", "seperator_token_id", "separator_token_id", "cls_token_id",
+        "mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id",
+        "fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id",
+        "fim_rep_token_id", "fim_sep_token_id",
+    )
+)  # fmt: skip
 _OTHER_KEYS = frozenset(
     ("tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.huggingface.json")
 )
@@ -111,11 +109,10 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     longest = max(map(len, tokens))
     if longest > _MAX_PIECE:
         raise SourceError(
-            f"{PREFIX}tokens: one has {longest} characters, wanted at most {_MAX_PIECE}"
+            f"{PREFIX}tokens: one of {longest} characters, wanted {_MAX_PIECE} at most"
         )
     if len(set(tokens)) != len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))
+        twice = next(token for token, n in Counter(tokens).items() if n > 1)
         raise SourceError(f"{PREFIX}tokens: {clip(twice)} appears twice")
     return tokens
 
@@ -124,7 +121,7 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
     types = metadata.get(f"{PREFIX}token_type")
     if not isinstance(types, list) or len(types) != count or not all(t in _TYPES for t in types):
         raise SourceError(
-            f"{PREFIX}token_type is {clip(types)}, wanted {count} numbers from 1 to 6, one per token"
+            f"{PREFIX}token_type is {clip(types)}, wanted {count} numbers from 1 to 6"
         )
     return types
 
@@ -133,13 +130,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     pre = metadata.get(f"{PREFIX}pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise SourceError(
-            f"{PREFIX}pre is {clip(pre)}, llmc knows: {', '.join(PRE_TOKENIZERS)}; without the right "
-            "one texts are cut wrongly. Convert the model again, or use its Hugging Face folder"
+            f"{PREFIX}pre is {clip(pre)}, llmc knows: {', '.join(PRE_TOKENIZERS)}; "
+            "convert the model again, or use its Hugging Face folder"
         )
     if metadata.get(f"{PREFIX}add_space_prefix", False) is not False:
-        raise SourceError(
-            f"{PREFIX}add_space_prefix is set, llmc knows only false for byte-level BPE"
-        )
+        raise SourceError(f"{PREFIX}add_space_prefix is set, llmc knows false for byte-level BPE")
     rule = PRE_TOKENIZERS[pre]
     vocab = {token: id_ for id_, token in enumerate(tokens)}
     model = BPE(vocab, _merges(metadata, vocab), ignore_merges=rule.ignore_merges)
@@ -162,7 +157,8 @@ def _merges(metadata: Mapping[str, Any], vocab: dict[str, int]) -> list[tuple[st
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
             raise SourceError(
-                f"{PREFIX}merges: {clip(merge)} does not join two tokens to a third; the file is damaged"
+                f"{PREFIX}merges: {clip(merge)} does not join two tokens to a third; "
+                "the file is damaged"
             )
         pairs.append((left, right))
     return pairs
@@ -213,7 +209,7 @@ def _merges_of_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[
 
 
 def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are special (left out of decoded text), user-defined ones are not; both match as a whole."""
+    """Control tokens are special (left out of decoded text), user-defined ones are not."""
     for id_, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind in (UNKNOWN, CONTROL):
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])

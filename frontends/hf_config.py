@@ -117,7 +117,7 @@ def _refused_values(config: dict[str, Any], family: Family) -> list[str]:
 
 def _numbers(config: dict[str, Any], family: Family, faults: list[str]) -> dict[str, Any]:
     """Fields of the spec -> numbers within their bounds; derived ones filled in."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     derived = ("num_key_value_heads", "head_dim")  # null: follows from the others
     for key, path in family.numbers.items():
         if key not in config and key not in family.defaults:
@@ -235,7 +235,7 @@ def _tokens(
 
 def _is_id(value: Any, vocab: int | None) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and 0 <= value and (vocab is None or value < vocab)
+    return whole and 0 <= value < (1 << 63 if vocab is None else vocab)
 
 
 def _bad_id(key: str, value: Any, vocab: int | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """`numbers` and `flags`: config key -> fields of the spec. `only`: key -> the values it may have.
+    """`numbers` and `flags`: config key -> fields of the spec. `only`: key -> its allowed values.
 
     `defaults`: what an absent key means; a key of `numbers` without one must be there.
     """
@@ -97,24 +97,24 @@ FAMILIES: dict[str, Family] = {
         defaults={**_DEFAULTS, "num_key_value_heads": 8, "sliding_window": 4096},
         tensors=_TENSORS,
         ignored_tensors=_INV_FREQ,
-        notes={
-            "sliding_window": "llmc has no sliding-window attention yet, and an absent key means 4096"
-        },
+        notes={"sliding_window": "llmc has no sliding window yet; an absent key means 4096"},
     ),
 }
 
 # Keys that say nothing about what the model computes in inference.
 IRRELEVANT = frozenset(
-    """
-    _name_or_path architectures attention_dropout attn_implementation _attn_implementation
-    chunk_size_feed_forward dtype finetuning_task hidden_dropout id2label initializer_range
-    is_llama_config keys_to_ignore_at_inference label2id max_length min_length name_or_path
-    output_attentions output_hidden_states pad_token_id prefix pretraining_tp problem_type
-    return_dict return_dict_in_generate sep_token_id task_specific_params tokenizer_class
-    torch_dtype torchscript transformers.js_config transformers_version unsloth_fixed
-    unsloth_version use_bfloat16 use_cache
-    """.split()
-)
+    (
+        "_name_or_path", "architectures", "attention_dropout", "attn_implementation",
+        "_attn_implementation", "chunk_size_feed_forward", "dtype", "finetuning_task",
+        "hidden_dropout", "id2label", "initializer_range", "is_llama_config",
+        "keys_to_ignore_at_inference", "label2id", "max_length", "min_length", "name_or_path",
+        "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp",
+        "problem_type", "return_dict", "return_dict_in_generate", "sep_token_id",
+        "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
+        "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+        "use_bfloat16", "use_cache",
+    )
+)  # fmt: skip
 
 # Keys of any family that must be off, and why. `None`, `False`, `{}` and `[]` are off.
 MUST_BE_OFF = {

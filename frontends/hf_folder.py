@@ -139,7 +139,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def _tied_copies(spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
-    """The head that some checkpoints save though it is tied: ignorable only if it is the embedding."""
+    """The head that some checkpoints save though it is tied: ignorable if it is the embedding."""
     names = {family.tensors["head"] for family in FAMILIES.values()} & set(found)
     embedding = found.get(expand(spec)["embedding"])
     if not spec.head.tied or embedding is None:

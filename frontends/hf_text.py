@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about text: chat template, special tokens, generation defaults."""
+"""What a Hugging Face folder says about text: template, special tokens, generation defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chat_template(tokenizer_config: dict[str, Any], file: str | None) -> str | N
 
 
 def check_template(template: Any, label: str) -> str:
-    """The template if it is a text of bearable length. It is rendered, in a sandbox, by the runtime."""
+    """The template if it is a text of bearable length; the runtime renders it in a sandbox."""
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
         raise SourceError(
             f"{label} is {clip(template)}, wanted a text of at most {MAX_TEMPLATE} characters"
@@ -61,7 +61,7 @@ def special_tokens(tokenizer_config: dict[str, Any], vocab: dict[str, int]) -> d
 
 
 def check_extra_tokens(tokenizer_config: dict[str, Any], vocab: dict[str, int]) -> None:
-    """Raises SourceError when tokenizer_config.json adds tokens that tokenizer.json does not have."""
+    """Raises SourceError when tokenizer_config.json adds tokens that tokenizer.json lacks."""
     table = tokenizer_config.get("added_tokens_decoder") or {}
     entries = table.items() if isinstance(table, dict) else [("", table)]
     for id_, entry in entries:

@@ -1,4 +1,4 @@
-"""A file of weights, mapped into memory read-only, and the ways to open files of an untrusted model safely."""
+"""A file of weights, mapped read-only, and safe ways to open the files of an untrusted model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class MappedFile:
 
     def bytes_at(self, offset: int, count: int) -> NDArray[np.uint8]:
         """A view of `count` bytes, without a copy. Raises SourceError past the end of the file."""
+        if self.data.closed:
+            raise SourceError(f"{self.name}: is closed; read tensors before Source.close()")
         if offset < 0 or count < 0 or offset + count > self.size:
             raise SourceError(
-                f"{self.name}: {count} bytes at {offset} are past the end of the file ({self.size}); "
+                f"{self.name}: {count} bytes at {offset}, but the file has {self.size}; "
                 "it is cut short or damaged, fetch it again"
             )
         return np.frombuffer(self.data, np.uint8, count, offset)
@@ -66,7 +68,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def regular_size(path: Path) -> int:
-    """Size in bytes, from a look that never opens the file: opening a pipe or a device would hang."""
+    """Size in bytes, without opening the file: opening a pipe or a device would hang."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -80,8 +82,8 @@ def regular_size(path: Path) -> int:
 def inside(folder: Path, name: str) -> Path:
     """The real path of file `name` of a model folder.
 
-    Raises SourceError for anything but a plain file name, and for a link that leaves the folder. One layout may:
-    the Hugging Face cache, where `snapshots/<revision>/` holds links to `blobs/` next to it
+    Raises SourceError for anything but a plain file name, and for a link that leaves the folder.
+    One layout may: the Hugging Face cache, where `snapshots/<revision>/` holds links to `blobs/`
     (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
     """
     plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\:")

@@ -27,7 +27,7 @@ SIZES = {
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Maps the file; the file's tensor names -> tensors. Raises SourceError naming what is wrong."""
+    """Maps the file: its names -> tensors. Raises SourceError naming what is wrong."""
     file = open_mapped(path, minimum=10)
     length = int.from_bytes(file.data[:8], "little")
     room = file.size - 8

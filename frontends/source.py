@@ -1,4 +1,4 @@
-"""A model on disk, whatever its format: its spec, its tensors by our names, its tokenizer and template.
+"""A model on disk, whatever its format: spec, tensors by our names, tokenizer, chat template.
 
 with open_model("model.gguf") as source:
     q = source.tensors["layers.0.q"].read()  # float32 (heads * head_dim, hidden)
@@ -18,16 +18,17 @@ from llmc.frontends.tensor import Tensor
 
 @dataclass(frozen=True)
 class Source:
-    """An opened model. A prompt is `tokens.bos` if `tokens.add_bos`, then the tokenizer's ids without
-    special tokens added."""
+    """An opened model.
+
+    The ids of a prompt are `tokens.bos` if `tokens.add_bos`, then those that the tokenizer gives
+    with `add_special_tokens=False`.
+    """
 
     spec: ModelSpec
     tensors: Mapping[str, Tensor]  # our expanded name ("layers.3.q") -> tensor, in model order
     tokenizer_json: bytes
     chat_template: str | None  # Jinja source, rendered by the runtime in its sandbox
-    generation: Mapping[
-        str, float | int
-    ]  # sampling defaults: temperature, top_k, ...; {} is greedy
+    generation: Mapping[str, float | int]  # sampling: temperature, top_k, ...; {} is greedy
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, for the template
 
     def close(self) -> None:
@@ -45,10 +46,10 @@ class Source:
 
 
 def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
-    """Opens a GGUF file or a Hugging Face folder; `spec` replaces the one derived from its metadata.
+    """Opens a GGUF file or a Hugging Face folder; `spec` replaces the one derived from metadata.
 
-    Reads headers only, not weights. Raises SourceError or SpecError, in one line, for anything that is
-    damaged, hostile or not understood.
+    Reads headers only, not weights. Raises SourceError or SpecError, in one line, for anything that
+    is damaged, hostile or not understood.
     """
     path = Path(path)
     try:

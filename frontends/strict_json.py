@@ -1,4 +1,4 @@
-"""Reads JSON of an untrusted model: no duplicate keys, no NaN, no deep nesting, and an object at the top."""
+"""Reads JSON of an untrusted model: an object, without duplicate keys, NaN or deep nesting."""
 
 from __future__ import annotations
 

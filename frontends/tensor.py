@@ -44,12 +44,15 @@ class Tensor:
     file: MappedFile
 
     def read(self) -> Floats:
-        """All values as a new float32 array of `shape`. Raises SourceError for NaN, infinity or an unreadable type."""
+        """All values as a new float32 array of `shape`.
+
+        Raises SourceError for a type that is not in READABLE, and for NaN or infinity.
+        """
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return self._rows(0, rows).reshape(self.shape)
 
     def read_rows(self, start: int, stop: int) -> Floats:
-        """Rows `start` to `stop` along the first dimension, as `read`, so that a large table can be streamed."""
+        """Rows `start` to `stop` of the first dimension, as `read`: for streaming a large table."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise SourceError(
                 f"{self.file.name}: {self.name}: rows {start} to {stop} of {self.shape[0]}"
@@ -61,8 +64,8 @@ class Tensor:
     def _rows(self, start: int, stop: int) -> Floats:
         if self.stored not in READABLE:
             raise SourceError(
-                f"{self.file.name}: {self.name} is stored as {self.stored}; llmc reads {', '.join(READABLE)}. "
-                "Convert the model to one of these"
+                f"{self.file.name}: {self.name} is stored as {self.stored}, wanted one of "
+                f"{', '.join(READABLE)}; convert the model"
             )
         rows = self.shape[0] if len(self.shape) > 1 else 1
         row_bytes = self.nbytes // rows
@@ -70,7 +73,8 @@ class Tensor:
         values = _decode(raw.reshape(stop - start, row_bytes), self.stored)
         if not np.isfinite(values).all():
             raise SourceError(
-                f"{self.file.name}: {self.name} has NaN or infinite values; the weights are damaged, fetch them again"
+                f"{self.file.name}: {self.name} has NaN or infinite values; "
+                "the weights are damaged, fetch them again"
             )
         return values
 
@@ -82,7 +86,8 @@ def _decode(raw: NDArray[np.uint8], stored: str) -> Floats:
     if stored == "F16":
         return raw.view("<f2").astype(np.float32)
     if stored == "BF16":  # the upper half of a float32
-        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        bits = raw.view("<u2").astype(np.uint32) << np.uint32(16)
+        return np.asarray(bits.view(np.float32))
     from gguf import GGMLQuantizationType, quants  # slow to import, and only block formats need it
 
     # Damaged scales can be NaN or overflow: the caller looks at the values, so NumPy need not warn.

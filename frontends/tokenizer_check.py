@@ -1,4 +1,4 @@
-"""Checks a tokenizer.json before it goes into an artifact: it loads, its ids fit the model, it adds at most a bos."""
+"""Checks a tokenizer.json: it loads, its ids fit the model, it adds at most a bos."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
         return CheckedTokenizer(data, None, vocab)
     if whole[1:] != plain:
         raise SourceError(
-            f"{label}: adds ids round a text ({clip(whole)} for {clip(plain)}); llmc knows only one "
-            "token before it. Remove the rest from its post_processor"
+            f"{label}: adds ids round a text ({clip(whole)} for {clip(plain)}), wanted at most one "
+            "before it; remove the rest from its post_processor"
         )
     return CheckedTokenizer(data, whole[0], vocab)
 

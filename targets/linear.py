@@ -42,7 +42,7 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
 
         return reduce
 
-    return _template(target, ["float32", "float32"], shapes, int(attrs["width"]), body)
+    return _template(["float32", "float32"], shapes, body)
 
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -63,7 +63,7 @@ def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tir
 
         return reduce
 
-    return _template(target, ["int32", "int32"], shapes, int(attrs["width"]), body)
+    return _template(["int32", "int32"], shapes, body)
 
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -78,22 +78,20 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
             acc = _zeros(rows, "float32")
             with T.serial(0, records) as record:
                 for half in range(GROUP // BLOCK):
-                    dots = registers((rows * TILE,), "int32")
+                    dots = _zeros(rows, "int32")
                     reduce_block(target, (codes, scales, sums, weight), (tile, record, half), row, rows, dots, acc)
             return acc
 
         return reduce
 
-    return _template(target, ["int32", "float32", "int32", "int32"], shapes, int(attrs["width"]), body)
+    return _template(["int32", "float32", "float32", "int32"], shapes, body)
 
 
 def _q8_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
-    """acc += scale_w * scale_x * (dot(code, x) - 128 * sum(x)); the offset is the dot's starting value."""
-    codes, scales, sums, weight = buffers
+    """w = scale * (code - 128)."""
+    codes, _, _, weight = buffers
     tile, record, half = where
     block = record * 2 + half
-    for r in range(rows):
-        _set(dots, r, splat(sums[row + r, block] * i32(-128)))
     for group in range(8):
         word = half * 128 + group * 16
         _prefetch(target, weight, [tile, record, word])
@@ -101,18 +99,14 @@ def _q8_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dot
         for r in range(rows):
             _set(dots, r, dot4(target, _get(dots, r), w, codes[row + r, block * 8 + group]))
     scale = widen_f16(target, weight[tile, record, T.ramp(256 + half * 8, 1, 8)])
-    for r in range(rows):
-        both = scale * splat(scales[row + r, block])
-        _set(acc, r, fma(T.cast(_get(dots, r), "float32x16"), both, _get(acc, r)))
+    _add_block(buffers, block, row, rows, dots, acc, scale, scale * splat(f32(-128)))
 
 
 def _q4_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
-    """acc += scale_x * (scale_w * dot(code, x) + min_w * sum(x))."""
-    codes, scales, sums, weight = buffers
+    """w = scale * code + minimum."""
+    codes, _, _, weight = buffers
     tile, record, half = where
     block = record * 2 + half
-    for r in range(rows):
-        _set(dots, r, splat(i32(0)))
     for group in range(4):
         word = half * 64 + group * 16
         _prefetch(target, weight, [tile, record, word])
@@ -124,29 +118,35 @@ def _q4_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dot
             _set(dots, r, dot4(target, first, high, codes[row + r, block * 8 + 4 + group]))
     scale = widen_f16(target, weight[tile, record, T.ramp(128 + half * 8, 1, 8)])
     minimum = widen_f16(target, weight[tile, record, T.ramp(144 + half * 8, 1, 8)])
+    _add_block(buffers, block, row, rows, dots, acc, scale, minimum)
+
+
+def _add_block(
+    buffers: Any, block: Any, row: Any, rows: int, dots: Any, acc: Any, scale: Any, offset: Any
+) -> None:
+    """acc += scale_x * (scale_w * dot + offset_w * sum(x))."""
+    _, scales, sums, _ = buffers
     for r in range(rows):
-        x_scale = scales[row + r, block]
-        offset = T.cast(sums[row + r, block], "float32") * x_scale
-        total = fma(T.cast(_get(dots, r), "float32x16"), scale * splat(x_scale), _get(acc, r))
-        _set(acc, r, fma(minimum, splat(offset), total))
+        total = fma(T.cast(_get(dots, r), "float32x16"), scale * splat(scales[row + r, block]), _get(acc, r))
+        _set(acc, r, fma(offset, splat(sums[row + r, block]), total))
 
 
 _BLOCK_REDUCERS: dict[str, Any] = {"q8": _q8_block, "q4": _q4_block}
 
 
 def _template(
-    target: Target, dtypes: list[str], shapes: list[Any], width: int, body: Callable[[list[Any]], Reduce]
+    dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]
 ) -> tirx.PrimFunc:
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile."""
+    width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
     with IRBuilder() as builder:
         with T.prim_func():
             T.func_attr({"tirx.noalias": True})
-            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes) + 1)]
-            rows = tirx.Var("m", "int64")
-            fixed = [[rows, *shape[1:]] if i < len(dtypes) - 1 else shape for i, shape in enumerate(shapes)]
-            buffers = [T.match_buffer(h, s, d) for h, s, d in zip(handles, fixed, dtypes, strict=False)]
-            out = T.match_buffer(handles[-1], (rows, width), "float32")
+            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
+            pairs = zip(handles, shapes, [*dtypes, "float32"], strict=True)
+            *buffers, out = (T.match_buffer(h, s, d) for h, s, d in pairs)
+            rows = shapes[0][0]
             reduce = body(buffers)
             with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
                 with T.parallel(0, tiles) as tile:
@@ -177,7 +177,7 @@ def _store(acc: Any, out: Any, width: int, tile: Any, row: Any, rows: int) -> No
 def _zeros(rows: int, dtype: str) -> Any:
     acc = registers((rows * TILE,), dtype)
     for r in range(rows):
-        _set(acc, r, splat(f32(0)))
+        _set(acc, r, splat(tirx.const(0, dtype)))
     return acc
 
 

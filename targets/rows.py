@@ -274,7 +274,7 @@ def _absmax_block(x: Any, row: Any, first: Any, width: int, staged: Any) -> Any:
 
 
 def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), sums of codes (M, K64/32)."""
+    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sum of codes (M, K64/32)."""
     width = int(shapes[0][1])
     blocks = ceil_to(width, GROUP) // BLOCK
 
@@ -290,7 +290,7 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
                 scaled = staged[lanes(half * LANES)] * splat(inverse[0])
                 T.buffer_store(words, round_int(scaled), [lanes(half * LANES)])
             total = sum((words[i] for i in range(1, BLOCK)), words[0])
-            T.buffer_store(sums, total, [row, block])
+            T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, block])
             for word in range(BLOCK // 4):
                 packed = T.bitwise_and(words[4 * word], i32(0xFF))
                 for byte in range(1, 4):
@@ -298,4 +298,4 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
                     packed = T.bitwise_or(packed, part)
                 T.buffer_store(codes, packed, [row, block * (BLOCK // 4) + word])
 
-    return kernel(["float32", "int32", "float32", "int32"], shapes, body)
+    return kernel(["float32", "int32", "float32", "float32"], shapes, body)

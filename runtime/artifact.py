@@ -1,0 +1,162 @@
+"""An artifact on disk: opened, checked, inspected. Nothing here runs anything of it.
+
+The order of checks at a load: manifest, then presence and size of every file, then the CPU, then the hashes of
+everything but the weights, then the weights (remembered). Only after that is a library loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.runtime import integrity
+from llmc.runtime.cpu import cpu_arch, cpu_flags, choose_variant, default_threads, missing_flags
+from llmc.runtime.errors import ArtifactError
+from llmc.runtime.integrity import Progress
+from llmc.runtime.manifest import MANIFEST, Manifest, Variant, read_manifest
+
+_MAX_TEXT_BYTES = 256 << 20  # tokenizer and template are read into memory
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked artifact: safe to load as far as hashes can tell."""
+
+    folder: Path
+    manifest: Manifest
+    variant: Variant
+    identities: dict[str, str]  # library file -> its identity when it was hashed
+
+    def path(self, name: str) -> Path:
+        """Absolute path of a listed file."""
+        return self.folder / name
+
+    def read(self, name: str) -> bytes:
+        """Content of a small listed file, hashed as it is read."""
+        path, entry = self.path(name), self.manifest.files[name]
+        with os.fdopen(integrity.open_plain(path), "rb") as file:
+            data = file.read(min(entry.bytes, _MAX_TEXT_BYTES) + 1)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ArtifactError(_damaged(path))
+        return data
+
+    def check_unchanged(self, name: str) -> None:
+        """Raise ArtifactError if a library is no longer the file that was hashed."""
+        if integrity.identity(self.path(name), self.manifest.sha256) != self.identities[name]:
+            raise ArtifactError(f"{self.path(name)}: changed while it was being loaded; load again")
+
+
+def open_artifact(
+    path: str | os.PathLike[str], always_hash: bool = False, progress: Progress | None = None
+) -> Artifact:
+    """The artifact at `path`, all checks done. Raises ArtifactError at the first that fails.
+
+    `always_hash` hashes the weights even if they are remembered as intact.
+    """
+    folder = _folder(path)
+    manifest = read_manifest(folder)
+    _check_presence(folder, manifest)
+    variant = choose_variant(manifest, folder)
+    identities = {}
+    for name, entry in manifest.files.items():
+        if name == manifest.weights:
+            continue
+        identities[name] = integrity.identity(folder / name, manifest.sha256)
+        if integrity.file_sha256(folder / name) != entry.sha256:
+            raise ArtifactError(_damaged(folder / name))
+    _check_weights(folder, manifest, always_hash, progress)
+    return Artifact(folder, manifest, variant, identities)
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    """Hash every byte of the artifact and compare with the manifest; nothing is remembered from before.
+
+    Files that the manifest does not list are refused too. Raises ArtifactError at the first damage.
+    """
+    folder = _folder(path)
+    manifest = read_manifest(folder)
+    _check_presence(folder, manifest)
+    extra = sorted(set(_all_files(folder)) - set(manifest.files) - {MANIFEST})
+    if extra:
+        raise ArtifactError(f"{folder}: files that the manifest does not list: {', '.join(extra[:5])}")
+    for done, (name, entry) in enumerate(manifest.files.items()):
+        if integrity.file_sha256(folder / name) != entry.sha256:
+            raise ArtifactError(_damaged(folder / name))
+        if progress:
+            progress("verify files", done + 1, len(manifest.files))
+    _check_weights(folder, manifest, True, progress)
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest as a dict, with `path`, `bytes` of the folder, and `machine`: what of it runs here.
+
+    Reads manifest.json and file sizes only; nothing is loaded, hashed or executed.
+    """
+    folder = _folder(path)
+    manifest = read_manifest(folder)
+    _check_presence(folder, manifest)
+    arch, flags = cpu_arch(), cpu_flags()
+    missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
+    fitting = [name for name, lacking in missing.items() if not lacking]
+    total = sum(entry.bytes for entry in manifest.files.values())
+    return {
+        **manifest.raw,
+        "path": str(folder),
+        "bytes": total + (folder / MANIFEST).stat().st_size,
+        "machine": {"arch": arch, "variant": fitting[0] if fitting else None, "missing": missing},
+    }
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ArtifactError(f"{str(path)[:200]!r}: not a usable path: {error}") from error
+
+
+def _check_presence(folder: Path, manifest: Manifest) -> None:
+    """Every listed file is a plain file of the stated size, reached without links."""
+    for name, entry in manifest.files.items():
+        path = folder
+        for part in name.split("/"):
+            path = path / part
+            try:
+                info = path.lstat()
+            except OSError as error:
+                raise ArtifactError(f"{folder / name}: missing; copy or compile the artifact again") from error
+            if stat.S_ISLNK(info.st_mode):
+                raise ArtifactError(f"{path}: a symbolic link; an artifact holds plain files only")
+        if not stat.S_ISREG(info.st_mode):
+            raise ArtifactError(f"{path}: not a plain file")
+        if info.st_size != entry.bytes:
+            cut = "cut short" if info.st_size < entry.bytes else "too long"
+            raise ArtifactError(
+                f"{path}: {cut}: got {info.st_size} bytes, wanted {entry.bytes}; copy or compile the artifact again"
+            )
+
+
+def _check_weights(folder: Path, manifest: Manifest, always: bool, progress: Progress | None) -> None:
+    path = folder / manifest.weights
+    key = integrity.identity(path, manifest.sha256)
+    if not always and integrity.is_remembered(key):
+        return
+    settled = integrity.settled(path)
+    wrong = integrity.wrong_chunk(path, manifest.chunk_bytes, manifest.chunks, default_threads(), progress)
+    if wrong is not None:
+        start = wrong * manifest.chunk_bytes
+        raise ArtifactError(f"{_damaged(path)} (in the {manifest.chunk_bytes} bytes from {start})")
+    if settled and integrity.identity(path, manifest.sha256) == key:
+        integrity.remember(key)
+
+
+def _all_files(folder: Path) -> list[str]:
+    found = (entry for entry in folder.rglob("*") if entry.is_symlink() or not entry.is_dir())
+    return [str(entry.relative_to(folder)) for entry in found]
+
+
+def _damaged(path: Path) -> str:
+    return f"{path}: damaged: its SHA-256 is not the manifest's; copy or compile the artifact again"

@@ -1,0 +1,108 @@
+"""Loads the compiled library of a checked artifact: TVM's runtime first, then the step function.
+
+The runtime library must come first and globally, because the artifact's library looks up its thread pool when it is
+loaded. Only tvm_ffi is imported, never the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llmc.runtime.artifact import Artifact
+from llmc.runtime.cpu import default_threads
+from llmc.runtime.errors import ArtifactError
+
+_CPU, _DEVICE_ID, _POOLED = 1, 0, 2  # DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kPooled
+_ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
+
+
+class _Process:
+    """What a process can do only once: load TVM's runtime, and size its thread pools."""
+
+    lock = threading.Lock()
+    runtime_sha256: str | None = None
+    handle: ctypes.CDLL | None = None
+    pool = threading.local()  # .threads: the size set for the calling thread's pool
+
+
+def load_step(artifact: Artifact) -> Callable[..., Any]:
+    """The function `step` of the artifact's chosen library. Raises ArtifactError when it cannot be loaded."""
+    manifest = artifact.manifest
+    with _Process.lock:
+        ffi = import_ffi()
+        _load_runtime(artifact)
+        name = artifact.variant.file
+        artifact.check_unchanged(name)
+        try:
+            executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
+            executable["vm_initialization"](_CPU, _DEVICE_ID, _POOLED)
+            step: Callable[..., Any] = executable["step"]
+        except (OSError, RuntimeError, AttributeError, KeyError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            tvm = str(manifest.raw["compiler"].get("tvm"))[:40]
+            raise ArtifactError(f"{artifact.path(name)}: cannot be loaded (made by tvm {tvm}): {reason[-1][:300]}") from error
+    return step
+
+
+def use_threads(threads: int) -> None:
+    """Make kernels called from this thread run on `threads` threads; TVM keeps one pool per calling thread."""
+    if getattr(_Process.pool, "threads", None) != threads:
+        import_ffi().get_global_func("runtime.config_threadpool")(_ANY_CORE, threads)
+        _Process.pool.threads = threads
+
+
+def set_most_threads(threads: int) -> None:
+    """Allow pools of up to `threads` threads; works only before this process starts its first pool.
+
+    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good.
+    """
+    os.environ["TVM_BIND_THREADS"] = "0"
+    os.environ["TVM_NUM_THREADS"] = str(max(threads, default_threads(), _most_threads()))
+
+
+def _most_threads() -> int:
+    value = os.environ.get("TVM_NUM_THREADS", "")
+    return int(value) if value.isdecimal() else 0
+
+
+def import_ffi() -> Any:
+    """The module tvm_ffi, without torch: tvm_ffi imports it where it is installed, and that takes a second."""
+    with _without("torch"):
+        import tvm_ffi
+    return tvm_ffi
+
+
+@contextmanager
+def _without(name: str) -> Iterator[None]:
+    if "tvm_ffi" in sys.modules or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # makes `import` raise ImportError
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _load_runtime(artifact: Artifact) -> None:
+    name = artifact.manifest.runtime
+    sha256 = artifact.manifest.files[name].sha256
+    if _Process.handle is not None:
+        if sha256 != _Process.runtime_sha256:
+            raise ArtifactError(
+                f"{artifact.path(name)}: this process already runs another version of TVM's runtime; "
+                "load this artifact in a process of its own, or compile both with one llmc"
+            )
+        return
+    artifact.check_unchanged(name)
+    try:
+        _Process.handle = ctypes.CDLL(str(artifact.path(name)), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ArtifactError(f"{artifact.path(name)}: cannot be loaded: {str(error)[:300]}") from error
+    _Process.runtime_sha256 = sha256

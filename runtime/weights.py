@@ -1,0 +1,107 @@
+"""The weights of an artifact as tensors over the mapped file: nothing is read before a kernel touches it.
+
+Format: https://github.com/huggingface/safetensors#format. Ours adds that every tensor starts at a multiple of
+64 bytes, filled up with tensors named "pad.N".
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime import schema
+from llmc.runtime.errors import ArtifactError
+from llmc.runtime.integrity import open_plain
+
+ALIGN = 64  # bytes; kernels use aligned vector loads
+_MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows
+_PAD = "pad."
+_MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
+_DTYPES = {
+    "F32": np.float32,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
+_ENTRY = schema.record(
+    dtype=schema.one_of(*_DTYPES),
+    shape=schema.items(schema.whole(0, 2**48)),
+    data_offsets=schema.items(schema.whole(0, 2**60), 2),
+)
+
+
+def map_weights(path: Path, order: tuple[str, ...]) -> list[NDArray[Any]]:
+    """The tensors named in `order`, as arrays over a private map of the file.
+
+    Raises ArtifactError when the header is not sound or the file holds other tensors. Arrays count as writable because
+    DLPack has no read-only tensors; a write would stay in this process.
+    """
+    fd = open_plain(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size < 8:
+            raise ArtifactError(f"{path}: cut short: {size} bytes")
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE  # more weights than memory is fine: pages come back from the file
+        data = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    header, start = _read_header(path, data)
+    problem = _unsound(header, start, size) or _other_names(header, order)
+    if problem:
+        raise ArtifactError(f"{path}: {problem}; compile the model again")
+    return [_view(data, start, header[name]) for name in order]
+
+
+def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(data[:8], "little")
+    if length > min(len(data) - 8, _MAX_HEADER_BYTES):
+        raise ArtifactError(f"{path}: its header of {length} bytes does not fit in the file of {len(data)}")
+    try:
+        header = schema.parse_json(data[8 : 8 + length])
+    except ValueError as error:
+        raise ArtifactError(f"{path}: its header is not readable: {str(error)[:200]}") from error
+    problems = schema.mapping(_ENTRY)(header, "header")
+    if problems:
+        raise ArtifactError(f"{path}: {problems[0]}; compile the model again")
+    return header, 8 + length
+
+
+def _unsound(header: dict[str, Any], start: int, size: int) -> str | None:
+    """What is wrong with where tensors lie: they must follow each other without gaps and fill the file."""
+    at = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if len(entry["data_offsets"]) != 2:
+            return f"tensor {name[:80]!r} has {len(entry['data_offsets'])} offsets, wanted 2"
+        begin, end = entry["data_offsets"]
+        nbytes = math.prod(entry["shape"]) * np.dtype(_DTYPES[entry["dtype"]]).itemsize
+        if begin != at or end - begin != nbytes:
+            return f"tensor {name[:80]!r} lies at {begin}..{end}, wanted {at}..{at + nbytes}"
+        if not name.startswith(_PAD) and (start + begin) % ALIGN:
+            return f"tensor {name[:80]!r} starts at byte {start + begin}, which is no multiple of {ALIGN}"
+        at = end
+    return None if start + at == size else f"tensors end at byte {start + at}, the file at {size}"
+
+
+def _other_names(header: dict[str, Any], order: tuple[str, ...]) -> str | None:
+    stored = {name for name in header if not name.startswith(_PAD)}
+    missing, unknown = sorted(set(order) - set(header)), sorted(stored - set(order))
+    if missing:
+        return f"tensors that the manifest names are missing: {', '.join(missing[:5])}"
+    return f"tensors that the manifest does not name: {', '.join(unknown[:5])}" if unknown else None
+
+
+def _view(data: mmap.mmap, start: int, entry: dict[str, Any]) -> NDArray[Any]:
+    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    count = math.prod(entry["shape"])
+    if count == 0:
+        return np.empty(entry["shape"], dtype)
+    flat = np.frombuffer(data, dtype, count, start + entry["data_offsets"][0])
+    return flat.reshape(entry["shape"])
