@@ -107,8 +107,10 @@ def write_weights(
         out.write(header)
         for number, (entry, array) in enumerate(zip(entries, arrays, strict=True)):
             if array.shape != entry.shape or str(array.dtype) != entry.dtype:
-                raise LlmcError(f"{entry.name}: packed as {array.dtype}{array.shape}, the graph says {entry.dtype}{entry.shape}")
-            out.write(memoryview(array.reshape(-1).view(np.uint8)))
+                raise LlmcError(
+                    f"{entry.name}: packed as {array.dtype}{array.shape}, the graph says {entry.dtype}{entry.shape}"
+                )
+            out.write(array.reshape(-1).view(np.uint8).data)
             out.write(bytes(-entry.nbytes % ALIGN))
             done(number + 1)
         chunks = out.finish()

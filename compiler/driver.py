@@ -105,9 +105,7 @@ def _graph(spec: ModelSpec, quant: str, kv_dtype: str, report: Progress) -> tupl
 
 
 def _write_weights(folder: Path, stored: list[StoredWeight], model: Any, report: Progress) -> dict[str, Any]:
-    entries = [
-        artifact.Entry(w.name, w.shape, w.dtype) for w in stored
-    ]
+    entries = [artifact.Entry(w.name, w.shape, w.dtype) for w in stored]
 
     def read(name: str) -> NDArray[Any]:
         values: NDArray[Any] = model.tensors[name].read()

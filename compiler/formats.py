@@ -116,7 +116,10 @@ def _blocks(weight: F32) -> F32:
 def _fp16(values: F32, what: str) -> NDArray[np.float16]:
     limit = float(np.finfo(np.float16).max)
     if values.size and float(np.abs(values).max()) > limit:
-        raise LlmcError(f"weights too large for a {what} in fp16: got {np.abs(values).max():g}, wanted at most {limit:g}; use --quant f32 or bf16")
+        raise LlmcError(
+            f"weights too large for a {what} in fp16: got {np.abs(values).max():g}, wanted at most {limit:g}; "
+            "use --quant f32 or bf16"
+        )
     return values.astype(np.float16)
 
 
@@ -192,7 +195,7 @@ def _pack_q4(weight: F32) -> Array:
     minimum = _fp16(low, "block minimum")
     codes = _quantize(blocks, scale.astype(np.float32), minimum.astype(np.float32), 15)
     grouped = _by_group(codes)
-    nibbles = grouped[:, :, :4] | (grouped[:, :, 4:] << 4)
+    nibbles = np.bitwise_or(grouped[:, :, :4], np.left_shift(grouped[:, :, 4:], np.uint8(4)), dtype=np.uint8)
     return _records(nibbles.reshape(*nibbles.shape[:2], 4 * 64), scale, minimum)
 
 

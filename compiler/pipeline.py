@@ -26,9 +26,7 @@ class Stage:
     reason: str
 
 
-def run(
-    stages: Iterable[Stage], module: Module, progress: Callable[[str, int, int], None] | None = None
-) -> Module:
+def run(stages: Iterable[Stage], module: Module, progress: Callable[[str, int, int], None] | None = None) -> Module:
     """The module after every stage, in order."""
     stages = list(stages)
     folder = knobs.dump_folder()
@@ -48,9 +46,9 @@ def _dump(
 ) -> None:
     if folder is None:
         return
-    import tvm
+    from tvm_ffi import structural_equal
 
     folder.mkdir(parents=True, exist_ok=True)
-    same = before is not None and tvm.ir.structural_equal(before, module)
+    same = before is not None and structural_equal(before, module)
     text = f"# {name}: unchanged\n" if same else f"# {name}: {seconds:.3f} s\n{module.script()}\n"
     (folder / f"{number:02d}_{name}.py").write_text(text)

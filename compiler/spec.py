@@ -213,9 +213,7 @@ def _relation_faults(spec: ModelSpec) -> list[str]:
     faults = []
     attention = spec.attention
     if attention.heads % attention.kv_heads:
-        faults.append(
-            f"attention.heads = {attention.heads} is no multiple of kv_heads = {attention.kv_heads}"
-        )
+        faults.append(f"attention.heads = {attention.heads} is no multiple of kv_heads = {attention.kv_heads}")
     if attention.head_dim % 2:
         faults.append(f"attention.head_dim = {attention.head_dim}, wanted an even number for rope")
     if not 1 <= len(spec.name) <= NAME_LIMIT or not spec.name.isprintable():
@@ -233,9 +231,7 @@ def _token_faults(spec: ModelSpec) -> list[str]:
         if isinstance(token, bool) or not 0 <= token < vocab
     ]
     if len(tokens.eos) > EOS_LIMIT or len(set(tokens.eos)) != len(tokens.eos):
-        faults.append(
-            f"tokens.eos has {len(tokens.eos)} ids, wanted at most {EOS_LIMIT}, each once"
-        )
+        faults.append(f"tokens.eos has {len(tokens.eos)} ids, wanted at most {EOS_LIMIT}, each once")
     if tokens.add_bos and tokens.bos is None:
         faults.append("tokens.add_bos is true but tokens.bos is not given")
     return faults

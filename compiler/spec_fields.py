@@ -32,9 +32,7 @@ def near(name: str, known: Iterable[str]) -> str:
     return clip(name) + (f" (near: {close[0]})" if close else "")
 
 
-def read_dataclass(
-    cls: type, plain: Any, where: str, faults: list[str], namespace: dict[str, Any]
-) -> Any:
+def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespace: dict[str, Any]) -> Any:
     """A `cls` from a dict, or None after adding to `faults` what is wrong with it.
 
     `namespace` is where the names in the annotations of `cls` are found.
@@ -53,9 +51,7 @@ def read_dataclass(
             continue
         hint = types[key]
         if dataclasses.is_dataclass(hint):
-            values[key] = read_dataclass(
-                typing.cast(type, hint), value, prefix + key, faults, namespace
-            )
+            values[key] = read_dataclass(typing.cast(type, hint), value, prefix + key, faults, namespace)
         else:
             values[key] = _read_value(hint, value, prefix + key, faults)
     for name, field in fields.items():

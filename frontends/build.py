@@ -48,10 +48,7 @@ def build(spec: ModelSpec, kv_dtype: str = "f32") -> tvm.IRModule:
     Weights are parameters after the inputs (`num_input`), in the order of `tensor_shapes(spec)`, under our names.
     """
     inputs = _inputs(spec, kv_dtype)
-    weights = {
-        name: relax.Var(name, relax.TensorType(shape, "float32"))
-        for name, shape in tensor_shapes(spec).items()
-    }
+    weights = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in tensor_shapes(spec).items()}
     builder = relax.BlockBuilder()
     params = [*inputs.all(), *weights.values()]
     with builder.function(STEP, params, attrs={"num_input": len(inputs.all())}):
@@ -63,9 +60,7 @@ def build(spec: ModelSpec, kv_dtype: str = "f32") -> tvm.IRModule:
 
 
 def _inputs(spec: ModelSpec, kv_dtype: str) -> _Inputs:
-    sizes = {
-        name: tirx.Var(name, "int64") for name in ("rows", "indptr", "pages", "wanted", "pool")
-    }
+    sizes = {name: tirx.Var(name, "int64") for name in ("rows", "indptr", "pages", "wanted", "pool")}
 
     def index(name: str, size: str) -> Any:
         return relax.Var(name, relax.TensorType((sizes[size],), "int32"))
@@ -79,20 +74,14 @@ def _inputs(spec: ModelSpec, kv_dtype: str) -> _Inputs:
     )  # fmt: skip
 
 
-def _model(
-    builder: Any, spec: ModelSpec, inputs: _Inputs, weights: dict[str, Any], kv_dtype: str
-) -> Any:
+def _model(builder: Any, spec: ModelSpec, inputs: _Inputs, weights: dict[str, Any], kv_dtype: str) -> Any:
     x = ops.emit(builder, "embedding", inputs.tokens, weights["embedding"])
     frequencies = relax.const(rope_frequencies(spec))
     table = ops.emit(builder, "rope_table", inputs.positions, frequencies)
     for layer in range(spec.sizes.layers):
         own = _Layer(builder, spec, weights, f"layers.{layer}.")
         kv = builder.emit(relax.TupleGetItem(inputs.kv, layer))
-        x = builder.emit(
-            relax.op.add(
-                x, own.attention(own.norm(x, "attention_norm"), table, kv, inputs, kv_dtype)
-            )
-        )
+        x = builder.emit(relax.op.add(x, own.attention(own.norm(x, "attention_norm"), table, kv, inputs, kv_dtype)))
         x = builder.emit(relax.op.add(x, own.mlp(own.norm(x, "mlp_norm"))))
     x = ops.emit(builder, "take_rows", x, inputs.logit_rows)
     x = ops.emit(builder, "rms_norm", x, weights["final_norm"], eps=spec.norm.eps)
@@ -111,9 +100,7 @@ class _Layer:
 
     def norm(self, x: Any, name: str) -> Any:
         """(M, C) -> (M, C)."""
-        return ops.emit(
-            self.builder, "rms_norm", x, self.weights[self.prefix + name], eps=self.spec.norm.eps
-        )
+        return ops.emit(self.builder, "rms_norm", x, self.weights[self.prefix + name], eps=self.spec.norm.eps)
 
     def linear(self, x: Any, name: str) -> Any:
         """(M, K) -> (M, N), with the layer's bias when the spec has one."""
@@ -142,9 +129,7 @@ class _Layer:
     def mlp(self, x: Any) -> Any:
         """Gated MLP: (M, C) -> (M, C)."""
         gate_up = self.concat([self.linear(x, "gate"), self.linear(x, "up")])
-        return self.linear(
-            ops.emit(self.builder, "gated", gate_up, activation=self.spec.mlp.activation), "down"
-        )
+        return self.linear(ops.emit(self.builder, "gated", gate_up, activation=self.spec.mlp.activation), "down")
 
 
 def rope_frequencies(spec: ModelSpec) -> np.ndarray[Any, np.dtype[np.float32]]:

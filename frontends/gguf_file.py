@@ -76,17 +76,13 @@ class _Cursor:
     names: set[str] = field(default_factory=set)
 
     def fail(self, problem: str) -> SourceError:
-        return SourceError(
-            f"{self.file.name}: {self.what}: {problem}; the file is damaged, fetch it again"
-        )
+        return SourceError(f"{self.file.name}: {self.what}: {problem}; the file is damaged, fetch it again")
 
     def take(self, count: int) -> int:
         """Moves over `count` bytes and returns where they start."""
         left = self.file.size - self.at
         if count > left:
-            raise self.fail(
-                f"{count} bytes wanted at {self.at}, but the file ends {left} bytes later"
-            )
+            raise self.fail(f"{count} bytes wanted at {self.at}, but the file ends {left} bytes later")
         self.at += count
         return self.at - count
 
@@ -101,9 +97,7 @@ class _Cursor:
         number = self.u64()
         room = (self.file.size - self.at) // smallest
         if number > min(limit, room):
-            raise self.fail(
-                f"{number} {noun}, wanted at most {limit} and the file has room for {room}"
-            )
+            raise self.fail(f"{number} {noun}, wanted at most {limit} and the file has room for {room}")
         return number
 
     def text(self, limit: int | None = None) -> str:
@@ -170,17 +164,14 @@ def read_gguf(path: Path) -> GgufFile:
     """Maps the file and reads its header. Raises SourceError naming what is wrong and where."""
     cursor = _Cursor(open_mapped(path, minimum=24))
     if cursor.file.data[:4] != MAGIC:
-        raise SourceError(
-            f"{path.name}: starts with {cursor.file.data[:4]!r}, wanted {MAGIC!r}: not a GGUF file"
-        )
+        raise SourceError(f"{path.name}: starts with {cursor.file.data[:4]!r}, wanted {MAGIC!r}: not a GGUF file")
     cursor.take(4)
     version = cursor.u32()
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         reason = "big-endian" if swapped in VERSIONS else f"version {version}"
         raise SourceError(
-            f"{path.name}: GGUF is {reason}, llmc reads little-endian versions 2 and 3; "
-            "convert it with llama.cpp"
+            f"{path.name}: GGUF is {reason}, llmc reads little-endian versions 2 and 3; convert it with llama.cpp"
         )
     tensor_count = cursor.count(MAX_TENSORS, 24, "tensors")
     key_count = cursor.count(MAX_KEYS, 13, "keys")
@@ -229,14 +220,10 @@ def _place(cursor: _Cursor, entries: list[_Entry], alignment: int) -> dict[str, 
     for entry in entries:
         cursor.what = f"tensor {clip(entry.name)}"
         if entry.offset != expected:
-            raise cursor.fail(
-                f"data at {entry.offset}, wanted {expected}, right after the tensor before it"
-            )
+            raise cursor.fail(f"data at {entry.offset}, wanted {expected}, right after the tensor before it")
         begin, end = start + entry.offset, start + entry.offset + entry.nbytes
         if end > cursor.file.size:
             raise cursor.fail(f"data ends at {end}, but the file has {cursor.file.size} bytes")
         expected += -(-entry.nbytes // alignment) * alignment
-        tensors[entry.name] = Tensor(
-            entry.name, entry.shape, entry.stored, begin, entry.nbytes, cursor.file
-        )
+        tensors[entry.name] = Tensor(entry.name, entry.shape, entry.stored, begin, entry.nbytes, cursor.file)
     return tensors

@@ -101,9 +101,7 @@ def derive_spec(metadata: dict[str, Any], tensors: Collection[str], stem: str) -
     """
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise SourceError(
-            f"general.architecture is {clip(kind)}, llmc knows: {', '.join(ARCHITECTURES)}"
-        )
+        raise SourceError(f"general.architecture is {clip(kind)}, llmc knows: {', '.join(ARCHITECTURES)}")
     faults = _foreign_keys(metadata, kind)
     own = {key[len(kind) + 1 :]: v for key, v in metadata.items() if key.startswith(f"{kind}.")}
     faults += _only_faults(own, kind)
@@ -120,9 +118,7 @@ def derive_spec(metadata: dict[str, Any], tensors: Collection[str], stem: str) -
     title = metadata.get("general.name")
     return ModelSpec(
         name=clean_name(title if isinstance(title, str) else stem),
-        sizes=Sizes(
-            **{path.split(".")[1]: n for path, n in numbers.items() if path.startswith("sizes.")}
-        ),
+        sizes=Sizes(**{path.split(".")[1]: n for path, n in numbers.items() if path.startswith("sizes.")}),
         norm=Norm("rms", numbers["norm.eps"]),
         attention=Attention(
             kind="gqa",
@@ -133,9 +129,7 @@ def derive_spec(metadata: dict[str, Any], tensors: Collection[str], stem: str) -
             bias=has["qkv"],
             output_bias=has["output"],
         ),
-        position=Position(
-            "rope", numbers.get("position.theta", DEFAULT_THETA), ARCHITECTURES[kind]
-        ),
+        position=Position("rope", numbers.get("position.theta", DEFAULT_THETA), ARCHITECTURES[kind]),
         mlp=Mlp("gated", "silu", has["mlp"]),
         head=Head(tied=not has["head"]),
         tokens=tokens,
@@ -182,9 +176,7 @@ def _only_faults(own: dict[str, Any], kind: str) -> list[str]:
     return faults
 
 
-def _numbers(
-    own: dict[str, Any], kind: str, metadata: dict[str, Any], faults: list[str]
-) -> dict[str, Any]:
+def _numbers(own: dict[str, Any], kind: str, metadata: dict[str, Any], faults: list[str]) -> dict[str, Any]:
     """Fields of the spec -> numbers within their bounds, derived ones filled in."""
     numbers: dict[str, Any] = {}
     faults += [f"missing key {kind}.{key}" for key in _REQUIRED if key not in own]
@@ -201,8 +193,7 @@ def _numbers(
     if isinstance(vocabulary, list) and vocabulary:
         if numbers.setdefault("sizes.vocab", len(vocabulary)) != len(vocabulary):
             faults.append(
-                f"{kind}.vocab_size = {numbers['sizes.vocab']}, but the tokenizer has "
-                f"{len(vocabulary)} tokens"
+                f"{kind}.vocab_size = {numbers['sizes.vocab']}, but the tokenizer has {len(vocabulary)} tokens"
             )
     elif "sizes.vocab" not in numbers:
         faults.append("missing key tokenizer.ggml.tokens")
@@ -211,15 +202,11 @@ def _numbers(
         numbers.setdefault("attention.kv_heads", heads)
         if "attention.head_dim" not in numbers and hidden % heads:
             faults.append(f"embedding_length = {hidden} is no multiple of head_count = {heads}")
-        if fault := range_fault(
-            "attention.head_dim", numbers.setdefault("attention.head_dim", hidden // heads)
-        ):
+        if fault := range_fault("attention.head_dim", numbers.setdefault("attention.head_dim", hidden // heads)):
             faults.append(fault)
         head_dim = numbers["attention.head_dim"]
         if own.get(_ROTATED, head_dim) != head_dim:
-            faults.append(
-                f"{kind}.{_ROTATED} = {clip(own[_ROTATED])}, wanted head_dim = {head_dim}"
-            )
+            faults.append(f"{kind}.{_ROTATED} = {clip(own[_ROTATED])}, wanted head_dim = {head_dim}")
     return numbers
 
 

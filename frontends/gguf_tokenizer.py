@@ -22,7 +22,8 @@ from llmc.frontends.gguf_pretokenizers import PRE_TOKENIZERS
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of token_type (gguf.md); 1 normal, 5 unused, 6 byte
 _TYPES = range(1, 7)
-_MAX_PIECE = 1 << 10  # characters of one token
+_MAX_TOKEN = 1 << 10  # characters
+_MAX_PIECE = 1 << 8  # characters of a SentencePiece token, each of whose cuts is looked at
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 # Keys this file or gguf_spec.py reads, and keys that name ids nothing here uses.
@@ -37,9 +38,7 @@ _KEYS = frozenset(
         "fim_rep_token_id", "fim_sep_token_id",
     )
 )  # fmt: skip
-_OTHER_KEYS = frozenset(
-    ("tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.huggingface.json")
-)
+_OTHER_KEYS = frozenset(("tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.huggingface.json"))
 _NAMED_TEMPLATE = "tokenizer.chat_template."
 _MUST_BE_FALSE = ("add_eos_token", "add_sep_token", "remove_extra_whitespaces")
 
@@ -67,9 +66,7 @@ def make_tokenizer(metadata: Mapping[str, Any]) -> bytes:
     except (SourceError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not of class Exception
-        raise SourceError(
-            f"{PREFIX}*: no tokenizer can be made of it: {clip(str(error))}"
-        ) from None
+        raise SourceError(f"{PREFIX}*: no tokenizer can be made of it: {clip(str(error))}") from None
     return text.encode()
 
 
@@ -107,10 +104,8 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     # Like llama.cpp: an empty token cannot come from a text, it gets a name of its own.
     tokens = [token or f"[EMPTY_{id_}]" for id_, token in enumerate(tokens)]
     longest = max(map(len, tokens))
-    if longest > _MAX_PIECE:
-        raise SourceError(
-            f"{PREFIX}tokens: one of {longest} characters, wanted {_MAX_PIECE} at most"
-        )
+    if longest > _MAX_TOKEN:
+        raise SourceError(f"{PREFIX}tokens: one of {longest} characters, wanted {_MAX_TOKEN} at most")
     if len(set(tokens)) != len(tokens):
         twice = next(token for token, n in Counter(tokens).items() if n > 1)
         raise SourceError(f"{PREFIX}tokens: {clip(twice)} appears twice")
@@ -120,9 +115,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
     types = metadata.get(f"{PREFIX}token_type")
     if not isinstance(types, list) or len(types) != count or not all(t in _TYPES for t in types):
-        raise SourceError(
-            f"{PREFIX}token_type is {clip(types)}, wanted {count} numbers from 1 to 6"
-        )
+        raise SourceError(f"{PREFIX}token_type is {clip(types)}, wanted {count} numbers from 1 to 6")
     return types
 
 
@@ -156,19 +149,14 @@ def _merges(metadata: Mapping[str, Any], vocab: dict[str, int]) -> list[tuple[st
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
-            raise SourceError(
-                f"{PREFIX}merges: {clip(merge)} does not join two tokens to a third; "
-                "the file is damaged"
-            )
+            raise SourceError(f"{PREFIX}merges: {clip(merge)} does not join two tokens to a third; the file is damaged")
         pairs.append((left, right))
     return pairs
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
     scores = metadata.get(f"{PREFIX}scores")
-    finite = isinstance(scores, list) and all(
-        isinstance(score, float) and math.isfinite(score) for score in scores
-    )
+    finite = isinstance(scores, list) and all(isinstance(score, float) and math.isfinite(score) for score in scores)
     if not isinstance(scores, list) or not finite or len(scores) != len(tokens):
         raise SourceError(f"{PREFIX}scores is {clip(scores)}, wanted {len(tokens)} finite numbers")
     vocab = {token: id_ for id_, token in enumerate(tokens)}
@@ -200,7 +188,7 @@ def _merges_of_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[
     """Every way to join two tokens to a third, the best score of the third first."""
     ranked = []
     for token, id_ in vocab.items():
-        for cut in range(1, len(token)):
+        for cut in range(1, len(token) if len(token) <= _MAX_PIECE else 0):
             left, right = token[:cut], token[cut:]
             if left in vocab and right in vocab:
                 ranked.append((-scores[id_], id_, vocab[left], vocab[right], left, right))

@@ -38,9 +38,7 @@ def family_of(config: dict[str, Any]) -> Family:
     return FAMILIES[kind]
 
 
-def derive_spec(
-    config: dict[str, Any], generation: dict[str, Any], name: str, prompt_bos: int | None
-) -> ModelSpec:
+def derive_spec(config: dict[str, Any], generation: dict[str, Any], name: str, prompt_bos: int | None) -> ModelSpec:
     """The spec of a Hugging Face model.
 
     `generation` is generation_config.json ({} if none). `prompt_bos` is the id that the tokenizer
@@ -99,19 +97,13 @@ def _unknown_keys(config: dict[str, Any], family: Family) -> list[str]:
 
 def _refused_values(config: dict[str, Any], family: Family) -> list[str]:
     faults = [
-        f"{key} is set: {why}"
-        for key, why in MUST_BE_OFF.items()
-        if config.get(key) not in (None, False, {}, [])
+        f"{key} is set: {why}" for key, why in MUST_BE_OFF.items() if config.get(key) not in (None, False, {}, [])
     ]
     for key, values in family.only.items():
         value = config.get(key, family.defaults.get(key))
-        if not any(
-            value is known or (value == known and type(value) is type(known)) for known in values
-        ):
+        if not any(value is known or (value == known and type(value) is type(known)) for known in values):
             note = f" ({family.notes[key]})" if key in family.notes else ""
-            faults.append(
-                f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}{note}"
-            )
+            faults.append(f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}{note}")
     return faults
 
 
@@ -136,14 +128,12 @@ def _numbers(config: dict[str, Any], family: Family, faults: list[str]) -> dict[
         numbers.setdefault("attention.kv_heads", heads)
         if "attention.head_dim" not in numbers and hidden % heads:
             faults.append(
-                f"hidden_size = {hidden} is no multiple of num_attention_heads = {heads}, "
-                "and head_dim is not given"
+                f"hidden_size = {hidden} is no multiple of num_attention_heads = {heads}, and head_dim is not given"
             )
         numbers.setdefault("attention.head_dim", hidden // heads)
         if heads % numbers["attention.kv_heads"]:
             faults.append(
-                f"num_attention_heads = {heads} is no multiple of "
-                f"num_key_value_heads = {numbers['attention.kv_heads']}"
+                f"num_attention_heads = {heads} is no multiple of num_key_value_heads = {numbers['attention.kv_heads']}"
             )
         if numbers["attention.head_dim"] % 2 or numbers["attention.head_dim"] < 2:
             faults.append(f"head_dim = {numbers['attention.head_dim']}, wanted an even number")
@@ -179,9 +169,7 @@ def _theta(config: dict[str, Any], faults: list[str]) -> float:
             )
             continue
         if table.get("partial_rotary_factor", 1.0) != 1.0:
-            faults.append(
-                f"{key}.partial_rotary_factor = {clip(table['partial_rotary_factor'])}, wanted 1"
-            )
+            faults.append(f"{key}.partial_rotary_factor = {clip(table['partial_rotary_factor'])}, wanted 1")
         known = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
         unknown = [near(str(name), known) for name in table if name not in known]
         if unknown:

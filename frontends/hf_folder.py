@@ -56,11 +56,7 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
     check_extra_tokens(text, tokenizer.vocab)
     found = _read_weights(folder)
-    skip = {
-        name.replace("{layer}", str(layer))
-        for name in ignored
-        for layer in range(spec.sizes.layers)
-    }
+    skip = {name.replace("{layer}", str(layer)) for name in ignored for layer in range(spec.sizes.layers)}
     skip |= _tied_copies(spec, found)
     template_file = folder / "chat_template.jinja"
     template = _text(folder, template_file.name) if template_file.exists() else None
@@ -121,9 +117,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
         raise SourceError(f"{INDEX}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
     paths = {shard: inside(folder, shard) for shard in shards}
     if absent := [shard for shard, path in paths.items() if not path.exists()]:
-        raise SourceError(
-            f"{INDEX}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them"
-        )
+        raise SourceError(f"{INDEX}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them")
     tensors: dict[str, Tensor] = {}
     faults = []
     for shard, path in paths.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from llmc.compiler.errors import SourceError
@@ -28,8 +27,8 @@ def chat_template(tokenizer_config: dict[str, Any], file: str | None) -> str | N
     """
     template = file if file is not None else tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if template is None:
         return None
     return check_template(template, "tokenizer_config.json: chat_template")
@@ -38,9 +37,7 @@ def chat_template(tokenizer_config: dict[str, Any], file: str | None) -> str | N
 def check_template(template: Any, label: str) -> str:
     """The template if it is a text of bearable length; the runtime renders it in a sandbox."""
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE:
-        raise SourceError(
-            f"{label} is {clip(template)}, wanted a text of at most {MAX_TEMPLATE} characters"
-        )
+        raise SourceError(f"{label} is {clip(template)}, wanted a text of at most {MAX_TEMPLATE} characters")
     return template
 
 
@@ -53,9 +50,7 @@ def special_tokens(tokenizer_config: dict[str, Any], vocab: dict[str, int]) -> d
         if text is None:
             continue
         if not isinstance(text, str) or text not in vocab:
-            raise SourceError(
-                f"tokenizer_config.json: {key} is {clip(text)}, which is not in tokenizer.json"
-            )
+            raise SourceError(f"tokenizer_config.json: {key} is {clip(text)}, which is not in tokenizer.json")
         texts[key] = text
     return texts
 
@@ -83,13 +78,9 @@ def generation_defaults(generation: dict[str, Any]) -> dict[str, float | int]:
         if value is None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not low <= value <= high:
-            raise SourceError(
-                f"generation_config.json: {key} = {clip(value)}, wanted {low} to {high}"
-            )
+        if not number or not low <= value <= high:  # which a NaN is not
+            raise SourceError(f"generation_config.json: {key} = {clip(value)}, wanted {low} to {high}")
         if isinstance(low, int) and not isinstance(value, int):
-            raise SourceError(
-                f"generation_config.json: {key} = {clip(value)}, wanted a whole number"
-            )
+            raise SourceError(f"generation_config.json: {key} = {clip(value)}, wanted a whole number")
         defaults[key] = value
     return defaults

@@ -42,9 +42,7 @@ def open_mapped(path: Path, minimum: int) -> MappedFile:
     """Maps a regular file of at least `minimum` bytes. Raises SourceError otherwise."""
     size = regular_size(path)
     if size < max(minimum, 1):
-        raise SourceError(
-            f"{path.name}: {size} bytes, wanted at least {minimum}; it is cut short, fetch it again"
-        )
+        raise SourceError(f"{path.name}: {size} bytes, wanted at least {minimum}; it is cut short, fetch it again")
     try:
         with path.open("rb") as file:
             return MappedFile(path.name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -88,9 +86,7 @@ def inside(folder: Path, name: str) -> Path:
     """
     plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\:")
     if not plain:
-        raise SourceError(
-            f"{folder.name}: refers to file {clip(name)}, wanted a plain name in the folder"
-        )
+        raise SourceError(f"{folder.name}: refers to file {clip(name)}, wanted a plain name in the folder")
     home = folder.resolve()
     try:
         real = (home / name).resolve()

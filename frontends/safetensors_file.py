@@ -87,6 +87,5 @@ def _check_layout(file: MappedFile, start: int, tensors: dict[str, Tensor]) -> N
         at += tensor.nbytes
     if at != file.size:
         raise SourceError(
-            f"{file.name}: {file.size - at} bytes after the last tensor, wanted none; "
-            "the file is damaged"
+            f"{file.name}: {file.size - at} bytes after the last tensor, wanted none; the file is damaged"
         )

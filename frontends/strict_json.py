@@ -31,9 +31,7 @@ def _refuse_constant(text: str) -> Any:
 def read_json(data: bytes, label: str) -> dict[str, Any]:
     """The object in `data`. Raises SourceError, naming `label`, for anything else."""
     try:
-        value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise SourceError(f"{label}: JSON is nested too deep") from None
     except ValueError as error:  # also what is not UTF-8, and numbers of thousands of digits

@@ -54,9 +54,7 @@ class Tensor:
     def read_rows(self, start: int, stop: int) -> Floats:
         """Rows `start` to `stop` of the first dimension, as `read`: for streaming a large table."""
         if not 0 <= start <= stop <= self.shape[0]:
-            raise SourceError(
-                f"{self.file.name}: {self.name}: rows {start} to {stop} of {self.shape[0]}"
-            )
+            raise SourceError(f"{self.file.name}: {self.name}: rows {start} to {stop} of {self.shape[0]}")
         if len(self.shape) == 1:
             return self.read()[start:stop]
         return self._rows(start, stop).reshape(stop - start, *self.shape[1:])
@@ -73,8 +71,7 @@ class Tensor:
         values = _decode(raw.reshape(stop - start, row_bytes), self.stored)
         if not np.isfinite(values).all():
             raise SourceError(
-                f"{self.file.name}: {self.name} has NaN or infinite values; "
-                "the weights are damaged, fetch them again"
+                f"{self.file.name}: {self.name} has NaN or infinite values; the weights are damaged, fetch them again"
             )
         return values
 

@@ -39,8 +39,15 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
 
     Padding and truncation, which would silently change a prompt, are taken out.
     """
-    _check_added_tokens(read_json(data, label), label)
+    added = _added_tokens(read_json(data, label), label)
     tokenizer = load_tokenizer(data, label)
+    for content, id_ in added.items():
+        # The library gives a token another id than the file says, rather than leave a hole.
+        if tokenizer.token_to_id(content) != id_:
+            raise SourceError(
+                f"{label}: added token {clip(content)} has id {clip(id_)}, but the tokenizer gives "
+                f"it {tokenizer.token_to_id(content)}; save the tokenizer again with transformers"
+            )
     if tokenizer.padding is not None or tokenizer.truncation is not None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -72,7 +79,8 @@ def check_ids(vocab: dict[str, int], size: int, label: str) -> None:
         )
 
 
-def _check_added_tokens(table: dict[str, Any], label: str) -> None:
+def _added_tokens(table: dict[str, Any], label: str) -> dict[str, Any]:
+    """Content -> id of the added tokens, each of which must be there once."""
     added = table.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise SourceError(f"{label}: added_tokens is {clip(added)}, wanted a list of tables")
@@ -80,3 +88,4 @@ def _check_added_tokens(table: dict[str, Any], label: str) -> None:
         values = [repr(token.get(key)) for token in added]
         if len(set(values)) != len(values):
             raise SourceError(f"{label}: added_tokens has two entries with the same {key}")
+    return {str(token.get("content")): token.get("id") for token in added}

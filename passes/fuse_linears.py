@@ -44,9 +44,10 @@ class _Fuse(relax.PyExprMutator):
         if any(not x.same_as(inputs[0]) for x in inputs) or with_bias not in (0, len(biases)):
             return call
         weight = self.builder_.emit(relax.op.concat(list(weights), axis=0))
-        y = self.builder_.emit(ops.call("linear", [inputs[0], weight], {}))
+        linear = ops.call("linear", [inputs[0], weight], {})
         if not with_bias:
-            return y
+            return linear
+        y = self.builder_.emit(linear)
         return relax.op.add(y, self.builder_.emit(relax.op.concat(list(biases), axis=0)))
 
     def _linear(self, variable: Any) -> tuple[Any, Any, Any] | None:

@@ -1,0 +1,50 @@
+"""The thin runtime: loads an artifact and generates text. It imports no compiler and none of its siblings.
+
+>>> import llmc.runtime
+>>> sorted(llmc.runtime.__all__)
+['ArtifactError', 'Generation', 'LlmcError', 'Model', 'RequestError', 'inspect', 'load', 'verify']
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmc.runtime.artifact import inspect, verify
+    from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
+    from llmc.runtime.generate import Generation
+    from llmc.runtime.model import Model, load
+
+__all__ = [
+    "ArtifactError",
+    "Generation",
+    "LlmcError",
+    "Model",
+    "RequestError",
+    "inspect",
+    "load",
+    "verify",
+]
+
+_HOMES = {
+    "ArtifactError": "llmc.runtime.errors",
+    "Generation": "llmc.runtime.generate",
+    "LlmcError": "llmc.runtime.errors",
+    "Model": "llmc.runtime.model",
+    "RequestError": "llmc.runtime.errors",
+    "inspect": "llmc.runtime.artifact",
+    "load": "llmc.runtime.model",
+    "verify": "llmc.runtime.artifact",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import llmc.runtime` itself costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime import integrity
-from llmc.runtime.cpu import cpu_arch, cpu_flags, choose_variant, default_threads, missing_flags
+from llmc.runtime.cpu import choose_variant, cpu_arch, cpu_flags, default_threads, missing_flags
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.integrity import Progress
 from llmc.runtime.manifest import MANIFEST, Manifest, Variant, read_manifest

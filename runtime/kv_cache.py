@@ -60,7 +60,7 @@ class PagePool:
         return self.num_pages - self._unused + len(self._returned)
 
     def reserve(self, sequence: Sequence, tokens: int) -> None:
-        """Give `sequence` pages until `tokens` tokens fit. Raises RequestError, changing nothing, when too few are free."""
+        """Give `sequence` pages until `tokens` tokens fit. Raises RequestError, with no change, if too few are free."""
         self.reserve_all([(sequence, tokens)])
 
     def reserve_all(self, wanted: list[tuple[Sequence, int]]) -> None:

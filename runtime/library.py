@@ -12,13 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from llmc.runtime.artifact import Artifact
 from llmc.runtime.cpu import default_threads
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.integrity import file_sha256
 
 _CPU, _DEVICE_ID, _POOLED = 1, 0, 2  # DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kPooled
+_MAPS = Path("/proc/self/maps")
 _ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
 
 
@@ -27,7 +30,6 @@ class _Process:
 
     lock = threading.Lock()
     runtime_sha256: str | None = None
-    handle: ctypes.CDLL | None = None
     pool = threading.local()  # .threads: the size set for the calling thread's pool
 
 
@@ -46,7 +48,9 @@ def load_step(artifact: Artifact) -> Callable[..., Any]:
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             tvm = str(manifest.raw["compiler"].get("tvm"))[:40]
-            raise ArtifactError(f"{artifact.path(name)}: cannot be loaded (made by tvm {tvm}): {reason[-1][:300]}") from error
+            raise ArtifactError(
+                f"{artifact.path(name)}: cannot be loaded (made by tvm {tvm}): {reason[-1][:300]}"
+            ) from error
     return step
 
 
@@ -91,9 +95,13 @@ def _without(name: str) -> Iterator[None]:
 
 
 def _load_runtime(artifact: Artifact) -> None:
+    """Load the artifact's copy of TVM's runtime, unless this process has one already: then it must be the same."""
     name = artifact.manifest.runtime
     sha256 = artifact.manifest.files[name].sha256
-    if _Process.handle is not None:
+    if _Process.runtime_sha256 is None:
+        loaded = _mapped_runtime()
+        _Process.runtime_sha256 = None if loaded is None else file_sha256(loaded)
+    if _Process.runtime_sha256 is not None:
         if sha256 != _Process.runtime_sha256:
             raise ArtifactError(
                 f"{artifact.path(name)}: this process already runs another version of TVM's runtime; "
@@ -102,7 +110,20 @@ def _load_runtime(artifact: Artifact) -> None:
         return
     artifact.check_unchanged(name)
     try:
-        _Process.handle = ctypes.CDLL(str(artifact.path(name)), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(artifact.path(name)), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise ArtifactError(f"{artifact.path(name)}: cannot be loaded: {str(error)[:300]}") from error
     _Process.runtime_sha256 = sha256
+
+
+def _mapped_runtime() -> Path | None:
+    """The TVM runtime that something else, such as `import tvm`, loaded into this process."""
+    try:
+        maps = _MAPS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    for line in maps.splitlines():
+        path = line.partition("/")[2]
+        if path.endswith("/libtvm_runtime.so"):
+            return Path("/" + path).resolve()
+    return None

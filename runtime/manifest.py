@@ -36,9 +36,7 @@ _SCHEMA = schema.record(
     ),
     quantization=schema.anything,
     variants=schema.items(
-        schema.record(
-            file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)
-        ),
+        schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
         least=1,
     ),
     runtime=schema.text,
@@ -191,9 +189,7 @@ def _build(raw: dict[str, Any]) -> Manifest:
         vocab=raw["vocab"],
         context=raw["context"],
         kv=KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"]),
-        variants=tuple(
-            Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]
-        ),
+        variants=tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
         runtime=raw["runtime"],
         weights=weights["file"],
         chunk_bytes=weights["chunk_bytes"],

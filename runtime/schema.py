@@ -17,9 +17,7 @@ _SHOWN = 60  # characters of a wrong value that an error quotes
 def parse_json(data: bytes) -> Any:
     """The document in `data`. ValueError for anything but one JSON value without duplicate keys, NaN or Infinity."""
     try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -30,9 +28,7 @@ def canonical_json(value: Any) -> bytes:
     >>> canonical_json({"b": 1, "a": "é"}).decode()
     '{"a":"é","b":1}'
     """
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8")
 
 
@@ -105,9 +101,7 @@ def items(inner: Check, least: int = 0) -> Check:
     def check(value: Any, where: str) -> list[str]:
         if not isinstance(value, list) or len(value) < least:
             return _wrong(where, value, f"a list of {least} or more")
-        return [
-            problem for i, item in enumerate(value) for problem in inner(item, f"{where}[{i}]")
-        ]
+        return [problem for i, item in enumerate(value) for problem in inner(item, f"{where}[{i}]")]
 
     return check
 

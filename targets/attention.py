@@ -8,6 +8,7 @@ in order, so a row's result depends on nothing but its own sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -62,48 +63,46 @@ def attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     heads, groups, size = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     kind = str(attrs["kv_dtype"])
     dtypes = ["float32", "uint16" if kind == "bf16" else "float32", *["int32"] * 4, "float32"]
-    with IRBuilder() as builder:
-        with T.prim_func():
-            T.func_attr({"tirx.noalias": True})
-            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
-            qkv, pages, seqs, slots, indptr, ids, out = (
-                T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
-            )
-            kv = _Kv(pages, kind, size)
-            rows = shapes[0][0]
+    with IRBuilder() as builder, T.prim_func():
+        T.func_attr({"tirx.noalias": True})
+        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
+        qkv, pages, seqs, slots, indptr, ids, out = (
+            T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
+        )
+        kv = _Kv(pages, kind, size)
+        rows = shapes[0][0]
 
-            def page_of(row: Any, index: Any) -> Any:
-                return ids[indptr[seqs[row]] + index]
+        def page_of(row: Any, index: Any) -> Any:
+            return ids[indptr[seqs[row]] + index]
 
-            def write(row: Any) -> None:
-                _write_row(kv, qkv, page_of(row, T.floordiv(slots[row], PAGE)), slots[row], row, heads, groups)
+        def write(row: Any) -> None:
+            _write_row(kv, qkv, page_of(row, T.floordiv(slots[row], PAGE)), slots[row], row, heads, groups)
 
-            with T.If(rows < PARALLEL_ROWS):
-                with T.Then(), T.serial(0, rows) as row:
-                    write(row)
-                with T.Else(), T.parallel(0, rows) as row:
-                    write(row)
-            with T.parallel(0, rows * groups) as task:
-                # Late rows of a prefill see more tokens: pair the first with the last so that threads get equal work.
-                turn, group = T.floordiv(task, groups), T.floormod(task, groups)
-                row = T.if_then_else(T.floormod(turn, 2) == 0, T.floordiv(turn, 2), rows - 1 - T.floordiv(turn, 2))
-                for first in range(0, heads // groups, HEADS_AT_ONCE):
-                    count = min(HEADS_AT_ONCE, heads // groups - first)
-                    _attend(
-                        kv, qkv, out, lambda i, row=row: page_of(row, i), slots[row], row,
-                        group, group * (heads // groups) + first, count, float(attrs["scale"]),
-                    )  # fmt: skip
+        with T.If(rows < PARALLEL_ROWS):
+            with T.Then(), T.serial(0, rows) as row:
+                write(row)
+            with T.Else(), T.parallel(0, rows) as row:
+                write(row)
+        with T.parallel(0, rows * groups) as task:
+            # Late rows of a prefill see more tokens: pair the first with the last so that threads get equal work.
+            turn, group = T.floordiv(task, groups), T.floormod(task, groups)
+            row = T.if_then_else(T.floormod(turn, 2) == 0, T.floordiv(turn, 2), rows - 1 - T.floordiv(turn, 2))
+            for first in range(0, heads // groups, HEADS_AT_ONCE):
+                count = min(HEADS_AT_ONCE, heads // groups - first)
+                _attend(
+                    kv, qkv, out, partial(page_of, row), slots[row], row,
+                    group, group * (heads // groups) + first, count, float(attrs["scale"]),
+                )  # fmt: skip
     return builder.get()
 
 
 def _write_row(kv: _Kv, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
     """K and V of one row into its place in its page."""
     size, place = kv.size, T.floormod(slot, PAGE)
-    with T.serial(0, groups) as head:
-        with T.serial(0, size) as d:
-            key, value = (heads + head) * size + d, (heads + groups + head) * size + d
-            kv.store(qkv[row, key], page, 0, head, d * PAGE + place)
-            kv.store(qkv[row, value], page, 1, head, place * size + d)
+    with T.serial(0, groups) as head, T.serial(0, size) as d:
+        key, value = (heads + head) * size + d, (heads + groups + head) * size + d
+        kv.store(qkv[row, key], page, 0, head, d * PAGE + place)
+        kv.store(qkv[row, value], page, 1, head, place * size + d)
 
 
 def _attend(
@@ -134,9 +133,7 @@ def _attend(
             T.buffer_store(out, acc[h, d] * fade[h], [row, (first_head + h) * size + d])
 
 
-def _scores(
-    kv: _Kv, qkv: Any, page: Any, row: Any, group: Any, first_head: Any, count: int, scores: Any
-) -> None:
+def _scores(kv: _Kv, qkv: Any, page: Any, row: Any, group: Any, first_head: Any, count: int, scores: Any) -> None:
     """scores[h] = q[h] . K for the 16 tokens of a page."""
     for h in range(count):
         T.buffer_store(scores, splat(f32(0)), [lanes(h * LANES)])

@@ -1,7 +1,8 @@
 """Lowered module -> machine code: TVM's passes in named phases, then the Relax VM library.
 
 Our kernels arrive as explicit vector code, so the TIR phases are a short list of our own: no scheduling, no common
-subexpression elimination (a known regression of this TVM line), and no rewriting of bfloat16, which reaches LLVM as it is.
+subexpression elimination (a known regression of this TVM line), and no
+rewriting of bfloat16.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def host_phase() -> Any:
     """TIR functions -> functions with the packed calling convention."""
     t = tirx.transform
     return _sequence(
-        t.StmtSimplify(), t.FlattenBuffer(), t.NarrowDataType(32), t.VectorizeLoop(True), t.UnrollLoop(), t.StmtSimplify(),
+        t.StmtSimplify(), t.FlattenBuffer(), t.NarrowDataType(32), t.VectorizeLoop(True), t.UnrollLoop(),
+        t.StmtSimplify(),
         t.VerifyMemory(), t.AnnotateEntryFunc(), t.SplitHostDevice(), t.MakePackedAPI(),
     )  # fmt: skip
 

@@ -121,9 +121,7 @@ def _q4_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dot
     _add_block(buffers, block, row, rows, dots, acc, scale, minimum)
 
 
-def _add_block(
-    buffers: Any, block: Any, row: Any, rows: int, dots: Any, acc: Any, scale: Any, offset: Any
-) -> None:
+def _add_block(buffers: Any, block: Any, row: Any, rows: int, dots: Any, acc: Any, scale: Any, offset: Any) -> None:
     """acc += scale_x * (scale_w * dot + offset_w * sum(x))."""
     _, scales, sums, _ = buffers
     for r in range(rows):
@@ -134,23 +132,19 @@ def _add_block(
 _BLOCK_REDUCERS: dict[str, Any] = {"q8": _q8_block, "q4": _q4_block}
 
 
-def _template(
-    dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]
-) -> tirx.PrimFunc:
+def _template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]) -> tirx.PrimFunc:
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile."""
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
-    with IRBuilder() as builder:
-        with T.prim_func():
-            T.func_attr({"tirx.noalias": True})
-            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
-            pairs = zip(handles, shapes, [*dtypes, "float32"], strict=True)
-            *buffers, out = (T.match_buffer(h, s, d) for h, s, d in pairs)
-            rows = shapes[0][0]
-            reduce = body(buffers)
-            with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
-                with T.parallel(0, tiles) as tile:
-                    _row_groups(reduce, out, width, tile, block * ROW_BLOCK, T.min(rows - block * ROW_BLOCK, ROW_BLOCK))
+    with IRBuilder() as builder, T.prim_func():
+        T.func_attr({"tirx.noalias": True})
+        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
+        pairs = zip(handles, shapes, [*dtypes, "float32"], strict=True)
+        *buffers, out = (T.match_buffer(h, s, d) for h, s, d in pairs)
+        rows = shapes[0][0]
+        reduce = body(buffers)
+        with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block, T.parallel(0, tiles) as tile:
+            _row_groups(reduce, out, width, tile, block * ROW_BLOCK, T.min(rows - block * ROW_BLOCK, ROW_BLOCK))
     return builder.get()
 
 

@@ -16,7 +16,20 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import BLOCK, GROUP, ceil_to
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, exp, f32, fma, i32, lanes, reduce_max, reduce_sum, registers, round_bf16, round_int, splat
+from llmc.targets.vector import (
+    LANES,
+    exp,
+    f32,
+    fma,
+    i32,
+    lanes,
+    reduce_max,
+    reduce_sum,
+    registers,
+    round_bf16,
+    round_int,
+    splat,
+)
 
 PARALLEL_ROWS = 16  # fewer rows than this run on one thread: a fork costs about 2 us
 SERIAL_ELEMENTS = 1 << 16  # one row of at least this many elements is worth a fork by itself
@@ -26,18 +39,17 @@ Body = Callable[[list[Any], Any], None]
 
 def kernel(dtypes: list[str], shapes: list[Any], body: Body, count: int = 0) -> tirx.PrimFunc:
     """A PrimFunc over buffers of these shapes that runs `body(buffers, row)` for each row of buffer `count`."""
-    with IRBuilder() as builder:
-        with T.prim_func():
-            T.func_attr({"tirx.noalias": True})
-            handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
-            pairs = zip(handles, shapes, dtypes, strict=True)
-            buffers = [T.match_buffer(h, s, d) for h, s, d in pairs]
-            rows = shapes[count][0]
-            with T.If(rows < PARALLEL_ROWS):
-                with T.Then(), T.serial(0, rows) as row:
-                    body(buffers, row)
-                with T.Else(), T.parallel(0, rows) as row:
-                    body(buffers, row)
+    with IRBuilder() as builder, T.prim_func():
+        T.func_attr({"tirx.noalias": True})
+        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
+        pairs = zip(handles, shapes, dtypes, strict=True)
+        buffers = [T.match_buffer(h, s, d) for h, s, d in pairs]
+        rows = shapes[count][0]
+        with T.If(rows < PARALLEL_ROWS):
+            with T.Then(), T.serial(0, rows) as row:
+                body(buffers, row)
+            with T.Else(), T.parallel(0, rows) as row:
+                body(buffers, row)
     return builder.get()
 
 
@@ -142,8 +154,11 @@ def rope(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimF
     """x (M, heads * D), table (M, D) -> x with its first heads rotated."""
     size, rotated = int(attrs["head_dim"]), int(attrs["rotated_heads"])
     half, width = size // 2, int(shapes[0][1])
-    # element i of a pair: (first, second) columns inside a head
-    pair = {"half": lambda i: (i, i + half), "interleaved": lambda i: (2 * i, 2 * i + 1)}[attrs["layout"]]
+    stride = {"half": 1, "interleaved": 2}[attrs["layout"]]
+
+    def pair(i: Any) -> tuple[Any, Any]:
+        """The two columns of pair i inside a head."""
+        return i * stride, i * stride + (half if stride == 1 else 1)
 
     def body(buffers: list[Any], row: Any) -> None:
         x, table, out = buffers
@@ -158,7 +173,6 @@ def rope(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimF
 
             def sixteen(i: Any) -> tuple[Any, Any]:
                 first, second = pair(i)
-                stride = 1 if attrs["layout"] == "half" else 2
                 return T.ramp(first, stride, LANES), T.ramp(second, stride, LANES)
 
             _columns(half, lambda i: rotate(sixteen, i, lanes(i)), lambda i: rotate(pair, i, i))

@@ -74,7 +74,7 @@ def native(flags: frozenset[str] | None = None, arch: str | None = None) -> Targ
         return portable(arch)
     found = cpu_flags() if flags is None else flags
     usable = [flag for flag in _X86_FEATURES if flag in found]
-    if not _AVX512 <= found:
+    if not found >= _AVX512:
         usable = [flag for flag in usable if not flag.startswith("avx512")]
     if "fma" not in usable:  # a vector width without fused multiply-add is not worth a variant
         return portable(arch)

@@ -41,9 +41,7 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_artifact(
-    smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def smollm2_artifact(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function `(quant="q8", kv="auto", target="cpu") -> artifact`; each is compiled once."""
     from llmc.compiler.driver import compile_model
 

@@ -27,9 +27,7 @@ def settings(root: Path) -> dict[str, Any]:
 def test_every_package_on_disk_is_listed(root: Path, settings: dict[str, Any]) -> None:
     folders = settings["tool"]["setuptools"]["package-dir"]
     found = {
-        init.parent.relative_to(root).as_posix()
-        for folder in FOLDERS
-        for init in (root / folder).rglob("__init__.py")
+        init.parent.relative_to(root).as_posix() for folder in FOLDERS for init in (root / folder).rglob("__init__.py")
     }
     assert set(folders.values()) == found
     assert sorted(folders) == sorted(settings["tool"]["setuptools"]["packages"])

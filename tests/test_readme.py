@@ -39,9 +39,7 @@ def _masked(text: str) -> list[str]:
 def _run(command: str, cwd: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,8 +71,6 @@ def test_every_folder_and_variable_that_exists_is_described() -> None:
     named = set()
     for folder in ("compiler", "frontends", "passes", "targets", "runtime", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            named |= set(
-                re.findall(r"\bLLMC_[A-Z]+(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8"))
-            )
+            named |= set(re.findall(r"\bLLMC_[A-Z]+(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8")))
     described = set(re.findall(r"^\| `(LLMC_[A-Z_]+)`", README, flags=re.MULTILINE))
     assert named == described

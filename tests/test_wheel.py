@@ -50,10 +50,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_file(wheel: Path, root: Path) -> None:
     on_disk = {p.relative_to(root) for f in FOLDERS for p in (root / f).rglob("*.py")}
-    wanted = {
-        Path("llmc", *(p.parts[2:] if p.parts[:2] == ("compiler", "llmc") else p.parts))
-        for p in on_disk
-    }
+    wanted = {Path("llmc", *(p.parts[2:] if p.parts[:2] == ("compiler", "llmc") else p.parts)) for p in on_disk}
     with zipfile.ZipFile(wheel) as archive:
         held = {Path(name) for name in archive.namelist()}
     assert wanted <= held
@@ -77,10 +74,7 @@ def test_it_brings_no_compiler_and_little_else(clean: Path) -> None:
 
 
 def test_the_runtime_is_imported_in_half_a_second(clean: Path, tmp_path: Path) -> None:
-    code = (
-        "import time; start = time.perf_counter(); import llmc.runtime;"
-        "print(time.perf_counter() - start)"
-    )
+    code = "import time; start = time.perf_counter(); import llmc.runtime;print(time.perf_counter() - start)"
     seconds = min(float(_call(clean, "-c", code, cwd=tmp_path)) for _ in range(3))
     print(f"\nimport llmc.runtime: {seconds:.3f} s")
     assert seconds < 0.5
@@ -99,9 +93,7 @@ def test_it_runs_an_artifact_as_the_checkout_does(
 
 
 @pytest.mark.model
-def test_it_maps_no_compiler_library(
-    clean: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_it_maps_no_compiler_library(clean: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path) -> None:
     code = (
         "import sys, llmc\n"
         "with llmc.load(sys.argv[1]) as model:\n"

@@ -55,10 +55,12 @@ def measure(
         prefill, decode = [], []
         for _ in range(repeats):
             results = model.generate_batch(prompts, max_tokens=new_tokens, ignore_eos=True)
+            if any(result.finish_reason != "length" for result in results):
+                sys.exit(f"{prompt_tokens} + {new_tokens} tokens are more than the model's context")
+            # Both are times of the whole batch; the first new token comes out of the prefill step.
             timings = results[0].timings
             prefill.append(batch * prompt_tokens / timings["prefill_s"])
-            # The first new token comes out of the prefill step.
-            decode.append(batch * (new_tokens - 1) / timings["decode_s"])
+            decode.append(batch * timings["decode_tokens"] / timings["decode_s"])
     return {
         "prefill": prefill,
         "decode": decode,

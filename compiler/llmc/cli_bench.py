@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,9 +38,7 @@ Examples:
   llmc bench smollm2.llmc --prompt-tokens 128 --new-tokens 32 --batch 1 --threads 1 --json""",
 )
 @click.argument("artifact", metavar="NAME.llmc")
-@click.option(
-    "--prompt-tokens", type=click.IntRange(1), default=512, show_default=True, metavar="N"
-)
+@click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True, metavar="N")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True, metavar="N")
 @click.option(
     "--batch",
@@ -75,13 +74,13 @@ def bench(
     import llmc.runtime
 
     manifest = llmc.runtime.inspect(artifact)
-    step_bytes = weight_bytes_per_step(manifest)
     counts = threads or tuple(sorted({1, _allowed_cores()}))
     sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     rows: list[dict[str, Any]] = []
     with progress_bars() as progress:
         # The first load of an artifact hashes its weights; that is not the load time to report.
         llmc.runtime.load(artifact, threads=1, progress=progress).close()
+        step_bytes = weight_bytes_per_step(Path(artifact), manifest)  # checked by that load
         total = len(counts) * len(batch)
         for count in counts:
             read = _worker({"only_read": True, "threads": count})["read_bytes_per_s"]
@@ -120,13 +119,18 @@ def _worker(case: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def weight_bytes_per_step(manifest: dict[str, Any]) -> int:
-    """Return the bytes of weights that one step reads: all, less an embedding that is no head."""
-    tensors = manifest["weights"]["tensors"]
-    lookup_only = () if manifest["spec"]["head"]["tied"] else ("embedding",)
-    return sum(
-        t["bytes"] for name, t in tensors.items() if not name.startswith(lookup_only or "\0")
-    )
+def weight_bytes_per_step(folder: Path, manifest: dict[str, Any]) -> int:
+    """Return the bytes of weights that one step reads: all, less an embedding that is no head.
+
+    Sizes come from the header of the safetensors file: 8 bytes of length, then JSON.
+    """
+    with (folder / manifest["weights"]["file"]).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    names = manifest["weights"]["order"]
+    if not manifest["spec"]["head"]["tied"]:  # then the embedding is only looked up, a row a token
+        names = [name for name in names if name.split(".")[0] != "embedding"]
+    ends = [header[name]["data_offsets"] for name in names]
+    return sum(end - start for start, end in ends)
 
 
 def _row(case: dict[str, Any], raw: dict[str, Any], step_bytes: int, read: float) -> dict[str, Any]:

@@ -29,9 +29,7 @@ Examples:
 @sampling_options
 @threads_option
 @json_option
-def chat(
-    artifact: str, system: str | None, threads: int | None, as_json: bool, **sampling: Any
-) -> None:
+def chat(artifact: str, system: str | None, threads: int | None, as_json: bool, **sampling: Any) -> None:
     """Talk with the model in NAME.llmc; it remembers what was said before.
 
     /reset forgets the conversation, /exit leaves, /help says so. When standard input is no
@@ -87,8 +85,7 @@ def _next_line(interactive: bool) -> str | None:
         return raw.decode().strip()
     except UnicodeDecodeError as error:
         raise click.ClickException(
-            f"a line on standard input is not valid UTF-8: byte {error.start} is "
-            f"0x{raw[error.start]:02x}"
+            f"a line on standard input is not valid UTF-8: byte {error.start} is 0x{raw[error.start]:02x}"
         ) from None
 
 

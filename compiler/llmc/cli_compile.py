@@ -66,9 +66,7 @@ def compile_command(
     from llmc.compiler.driver import compile_model
 
     with progress_bars() as progress:
-        result = compile_model(
-            source, output, quant=quant, kv=kv, target=target, spec=spec, progress=progress
-        )
+        result = compile_model(source, output, quant=quant, kv=kv, target=target, spec=spec, progress=progress)
     if as_json:
         print_json(
             {

@@ -98,8 +98,7 @@ def _memory() -> dict[str, int | None]:
     """Return bytes of memory, no more than the control group allows."""
     fields = {line.partition(":")[0]: line.split() for line in _lines("/proc/meminfo")}
     total, available = (
-        int(fields[name][1]) * 1024 if name in fields else None
-        for name in ("MemTotal", "MemAvailable")
+        int(fields[name][1]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable")
     )
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = next(iter(_lines(path)), "").strip()

@@ -51,10 +51,18 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("tensors", counts),
         ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens"),
         ("variants", ", ".join(variants)),
+        ("runs here", _fit(manifest["machine"])),
         ("chat template", "yes" if manifest["chat_template"] else "no"),
         ("compiled by", compiler),
-        ("size", words_for_bytes(sum(f["bytes"] for f in manifest["files"].values()))),
+        ("size", words_for_bytes(manifest["bytes"])),
     ]
+
+
+def _fit(machine: dict[str, Any]) -> str:
+    if machine["variant"] is not None:
+        return f"yes, as {machine['variant']}"
+    lacking = "; ".join(f"{name} needs {', '.join(flags)}" for name, flags in machine["missing"].items())
+    return f"no: {lacking}"
 
 
 def _blocks(spec: dict[str, Any]) -> str:
@@ -81,9 +89,9 @@ def verify(artifact: str, as_json: bool) -> None:
 
     with progress_bars() as progress:
         llmc.runtime.verify(artifact, progress=progress)
-    files = llmc.runtime.inspect(artifact)["files"]
-    total = sum(f["bytes"] for f in files.values())
+    manifest = llmc.runtime.inspect(artifact)
+    files, size = len(manifest["files"]) + 1, manifest["bytes"]  # the manifest is a file too
     if as_json:
-        print_json({"path": artifact, "intact": True, "files": len(files), "bytes": total})
+        print_json({"path": artifact, "intact": True, "files": files, "bytes": size})
         return
-    click.echo(f"{artifact}: intact ({len(files)} files, {words_for_bytes(total)})")
+    click.echo(f"{artifact}: intact ({files} files, {words_for_bytes(size)})")

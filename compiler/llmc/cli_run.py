@@ -37,8 +37,7 @@ def read_prompt(argument: str | None) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise click.ClickException(
-            f"the prompt on standard input is not valid UTF-8: byte {error.start} is "
-            f"0x{raw[error.start]:02x}"
+            f"the prompt on standard input is not valid UTF-8: byte {error.start} is 0x{raw[error.start]:02x}"
         ) from None
 
 

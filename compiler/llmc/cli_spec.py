@@ -18,9 +18,7 @@ Examples:
   llmc spec model.gguf --check model.toml""",
 )
 @click.argument("model", metavar="MODEL")
-@click.option(
-    "--check", "check", metavar="FILE", help="Say where FILE differs from the model's own spec."
-)
+@click.option("--check", "check", metavar="FILE", help="Say where FILE differs from the model's own spec.")
 @json_option
 def spec(model: str, check: str | None, as_json: bool) -> None:
     """Print the spec of MODEL, a GGUF file or a Hugging Face folder, as TOML.
@@ -40,20 +38,25 @@ def spec(model: str, check: str | None, as_json: bool) -> None:
             else:
                 click.echo(to_toml(own.spec), nl=False)
             return
-        wanted = from_toml(Path(check).read_text(encoding="utf-8"))
+        wanted = from_toml(_read(check))
         open_model(model, spec=wanted).close()
         rows = list(differences(to_dict(own.spec), to_dict(wanted)))
     finally:
         own.close()
     if as_json:
         names = ("key", "model", "file")
-        print_json(
-            {"fits": True, "differences": [dict(zip(names, row, strict=True)) for row in rows]}
-        )
+        print_json({"fits": True, "differences": [dict(zip(names, row, strict=True)) for row in rows]})
         return
     click.echo(f"{check}: fits {model}" + (", with other values:" if rows else ", same values"))
     for key, ours, theirs in rows:
         click.echo(f"  {key} = {theirs!r}, the model says {ours!r}")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
 def differences(ours: Any, theirs: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -11,9 +11,7 @@ from typing import Any, Protocol
 
 import click
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 
 
 class Progress(Protocol):
@@ -29,8 +27,8 @@ _STAGES = {
     "weights": "packing weights",
     "library": "generating code",
     "write": "writing the artifact",
-    "hash": "checking the weights",
-    "verify": "checking every file",
+    "verify files": "checking files",
+    "verify weights": "checking weights",
 }
 
 
@@ -49,9 +47,7 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(
-    rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title: str | None = None
-) -> None:
+def print_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title: str | None = None) -> None:
     """Print rows of text; with `columns` a table with a header, without a plain two-column list."""
     from rich.console import Console
     from rich.table import Table
@@ -63,8 +59,12 @@ def print_table(
     for row in rows:
         # Text, not str: a name in square brackets is a name here, not markup.
         table.add_row(*(Text(_visible(cell)) for cell in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False).print(table)
+    if sys.stdout.isatty():
+        Console(highlight=False).print(table)
+        return
+    with (console := Console(width=160, highlight=False)).capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _visible(text: str) -> str:

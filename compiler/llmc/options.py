@@ -12,9 +12,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _INT32_MAX = 2**31 - 1  # index tensors of the compiled step are int32
 
 
-def _finite(
-    context: click.Context, parameter: click.Parameter, value: float | None
-) -> float | None:
+def _finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.", context, parameter)
     return value
@@ -63,16 +61,12 @@ threads_option = click.option(
 )
 
 
-def positive_list(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
+def positive_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Return `1,2,8` as a tuple of positive integers, or name the piece that is none."""
     if value is None:
         return None
     pieces = [piece.strip() for piece in value.split(",")]
     for piece in pieces:
         if not (piece.isascii() and piece.isdigit() and int(piece) > 0):
-            raise click.BadParameter(
-                f"{piece!r} is not a positive whole number.", context, parameter
-            )
+            raise click.BadParameter(f"{piece!r} is not a positive whole number.", context, parameter)
     return tuple(int(piece) for piece in pieces)

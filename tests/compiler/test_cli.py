@@ -201,9 +201,7 @@ def test_a_refusal_of_the_runtime_is_shown_as_it_is(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("debug", ["", "0", "1"])
-def test_our_own_mistake_shows_a_traceback_only_in_debug_mode(
-    monkeypatch: pytest.MonkeyPatch, debug: str
-) -> None:
+def test_our_own_mistake_shows_a_traceback_only_in_debug_mode(monkeypatch: pytest.MonkeyPatch, debug: str) -> None:
     def load(path: str, **_: object) -> None:
         raise ZeroDivisionError("oh\nno")
 
@@ -244,9 +242,7 @@ def test_a_message_cannot_steer_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("name", ["compile", "spec"])
-def test_without_the_compiler_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_without_the_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("llmc.console.find_spec", lambda module: None)
     extra = ["-o", "x.llmc"] if name == "compile" else []
     line = refused(llmc_run(name, "m.gguf", *extra))

@@ -39,9 +39,7 @@ def _tensors(vocab: int) -> dict[str, np.ndarray]:
             f"blk.{layer}.ffn_down.weight": (HIDDEN, FFN),
         }
     shapes["output_norm.weight"] = (HIDDEN,)
-    return {
-        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
-    }
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 @pytest.fixture

@@ -30,9 +30,7 @@ def u32(number: int) -> bytes:
     return struct.pack("<I", number)
 
 
-def entry(
-    name: str = "w", dims: tuple[int, ...] = (32, 2), type_id: int = 0, offset: int = 0
-) -> bytes:
+def entry(name: str = "w", dims: tuple[int, ...] = (32, 2), type_id: int = 0, offset: int = 0) -> bytes:
     sizes = struct.pack(f"<{len(dims)}Q", *dims)
     return text(name) + u32(len(dims)) + sizes + struct.pack("<IQ", type_id, offset)
 
@@ -191,9 +189,7 @@ def fuzzed(tiny_gguf: Write) -> tuple[Path, bytes]:
     ),
     st.none() | st.integers(0, 9000),
 )
-def test_random_damage(
-    fuzzed: tuple[Path, bytes], edits: list[tuple[int, bytes]], cut: int | None
-) -> None:
+def test_random_damage(fuzzed: tuple[Path, bytes], edits: list[tuple[int, bytes]], cut: int | None) -> None:
     """Whatever the bytes are, open_model works or raises LlmcError in one line."""
     path, whole = fuzzed
     data = bytearray(whole)

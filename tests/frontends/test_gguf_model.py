@@ -230,9 +230,7 @@ def test_types_that_cannot_be_read_are_named(tiny_gguf: Write) -> None:
     assert data[at] == 0  # F32
     data[at] = 26  # I32, of the same size
     path.write_bytes(data)
-    with pytest.raises(
-        SourceError, match=r"blk.0.attn_norm.weight stored as I32, wanted one of F32"
-    ):
+    with pytest.raises(SourceError, match=r"blk.0.attn_norm.weight stored as I32, wanted one of F32"):
         open_model(path)
 
 

@@ -1,0 +1,215 @@
+"""A loaded artifact: text in, text out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from numbers import Integral
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime import library
+from llmc.runtime.artifact import Artifact, open_artifact
+from llmc.runtime.chat import render_chat
+from llmc.runtime.cpu import default_threads
+from llmc.runtime.engine import PREFILL_CHUNK, Engine, Step, as_ids
+from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.generate import Generation, Generator, Options, TextStream
+from llmc.runtime.integrity import Progress
+from llmc.runtime.kv_cache import PagePool
+from llmc.runtime.manifest import Manifest
+from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.weights import ALIGN, map_weights
+
+Prompt = str | SequenceOf[int]
+Message = Mapping[str, str]
+
+_MAX_THREADS = 1024
+_CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
+
+
+def load(
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    cache_tokens: int | None = None,
+    verify: str = "auto",
+    progress: Progress | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+) -> Model:
+    """Load the artifact folder at `path`, after checking it.
+
+    threads: kernels run on this many; default all CPUs this process may use. cache_tokens: tokens of all sequences
+    together that the KV cache holds; its memory is taken only as it fills. verify: "auto" hashes the weights when they
+    were not found intact before, "always" at every load. progress(stage, done, total) is called while hashing.
+    prefill_chunk: rows of one step at most. Raises ArtifactError or RequestError.
+    """
+    threads = default_threads() if threads is None else _bounded("threads", threads, _MAX_THREADS)
+    _bounded("prefill_chunk", prefill_chunk, 2**20)
+    if verify not in ("auto", "always"):
+        raise RequestError(f"verify: got {verify!r}, wanted auto or always")
+    artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
+    manifest = artifact.manifest
+    tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
+    template = _template(artifact)
+    tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
+    pool = PagePool(manifest.kv, tokens)
+    weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    step = _bind(artifact, pool, weights, threads)
+    engine = Engine(step, pool, manifest.vocab, manifest.context, prefill_chunk)
+    return Model(manifest, engine, tokenizer, template)
+
+
+class Model:
+    """A model ready to generate. Use `load`; use as a context manager, or call `close`, to give its memory back.
+
+    Every method that generates takes the fields of `generate.Options` as keywords: max_tokens, temperature, top_k,
+    top_p, seed, ignore_eos, prefill_chunk. Calls from several threads are safe and take turns step by step.
+    """
+
+    def __init__(self, manifest: Manifest, engine: Engine, tokenizer: Tokenizer, template: str | None) -> None:
+        self.manifest: dict[str, Any] = manifest.raw
+        self._facts = manifest
+        self._engine: Engine | None = engine
+        self._template = template
+        self._tokenizer = tokenizer
+
+    @property
+    def engine(self) -> Engine:
+        """The low-level interface: sequences, steps, logits. Raises RequestError after `close`."""
+        if self._engine is None:
+            raise RequestError("the model is closed")
+        return self._engine
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.manifest["name"])
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Continue `prompt`, a text or token ids."""
+        return _drained(self.stream(prompt, **options))
+
+    def stream(self, prompt: Prompt, **options: Any) -> TextStream:
+        """`generate`, piece by piece: iterate for text, then read `.result`."""
+        start = time.perf_counter()
+        return TextStream(self._generator(), self._prompt_ids(prompt), Options(**options), start)
+
+    def chat(self, messages: SequenceOf[Message], **options: Any) -> Generation:
+        """The assistant's answer to a conversation of {"role": ..., "content": ...}."""
+        return _drained(self.chat_stream(messages, **options))
+
+    def chat_stream(self, messages: SequenceOf[Message], **options: Any) -> TextStream:
+        """`chat`, piece by piece."""
+        start = time.perf_counter()
+        return TextStream(self._generator(), self.chat_prompt(messages), Options(**options), start)
+
+    def generate_batch(
+        self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
+    ) -> list[Generation]:
+        """`generate` for several prompts in common steps. `seeds` gives each its own seed in place of `seed`."""
+        start = time.perf_counter()
+        if isinstance(prompts, (str, bytes)) or not len(prompts):
+            raise RequestError("prompts: wanted a list of at least one prompt")
+        common = Options(**options)
+        if seeds is not None and len(seeds) != len(prompts):
+            raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
+        each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
+        generator = self._generator()
+        for _ in generator.run([self._prompt_ids(prompt) for prompt in prompts], each, start):
+            pass
+        return generator.results
+
+    def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
+        """Token ids of a conversation as the model's chat template writes it."""
+        if self._template is None:
+            raise RequestError(f"{self.name} has no chat template; use generate with a plain prompt")
+        text = render_chat(self._template, messages, self._facts.special)
+        return self._prompt_ids(self._tokenizer.encode(text, bos=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the model's first token where it wants one."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of token ids; `special` writes special tokens too."""
+        return self._tokenizer.decode(as_ids(list(ids), self._facts.vocab).tolist(), special)
+
+    def step(self, rows: Iterable[Any]) -> Any:
+        """`engine.step`: append tokens to sequences and get logits."""
+        return self.engine.step(rows)
+
+    def close(self) -> None:
+        """Give weights, cache and library back; the model cannot be used afterwards."""
+        self._engine = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _generator(self) -> Generator:
+        return Generator(self.engine, self._tokenizer, self._facts.eos)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
+        if checked:
+            return checked
+        if self._facts.bos is None:
+            raise RequestError("prompt: it is empty, and this model has no first token to begin with")
+        return [self._facts.bos]
+
+
+def _drained(stream: TextStream) -> Generation:
+    for _ in stream:
+        pass
+    return stream.result
+
+
+def _bounded(name: str, value: object, most: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= int(value) <= most:
+        raise RequestError(f"{name}: wanted a whole number in 1..{most}")
+    return int(value)
+
+
+def _template(artifact: Artifact) -> str | None:
+    name = artifact.manifest.chat_template
+    if name is None:
+        return None
+    try:
+        return artifact.read(name).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{artifact.path(name)}: not UTF-8 at byte {error.start}") from error
+
+
+def _default_cache(manifest: Manifest) -> int:
+    """Tokens of a cache for several full sequences, in at most half of the machine's memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(_CACHED_CONTEXTS * manifest.context, memory // 2 // manifest.kv.token_bytes))
+
+
+def _bind(artifact: Artifact, pool: PagePool, weights: list[NDArray[Any]], threads: int) -> Step:
+    """The compiled step as a function of index arrays alone: cache, weights and threads are bound."""
+    library.set_most_threads(threads)
+    ffi = library.import_ffi()
+    function: Callable[..., Any] = library.load_step(artifact)
+
+    def tensors(arrays: list[NDArray[Any]]) -> Any:
+        return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
+
+    cache, stored = tensors(pool.layers), tensors(weights)
+
+    def step(*arrays: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        library.use_threads(threads)
+        logits, argmax = function(*map(ffi.from_dlpack, arrays), cache, stored)
+        return np.asarray(np.from_dlpack(logits)), np.asarray(np.from_dlpack(argmax))
+
+    return step

@@ -1,0 +1,208 @@
+"""Text to token ids and back, and back piece by piece as the model speaks.
+
+Ids become bytes and bytes become text, with one UTF-8 decoder that keeps a started character until it is complete. So
+what is streamed is what `decode` gives, never a part of a character.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from llmc.runtime.errors import ArtifactError, RequestError
+
+_MAX_PROMPT_CHARS = 64 << 20
+_HELD_TOKENS = 8  # for decoders of unknown kind: tokens kept back at most while the text ends in U+FFFD
+_WINDOW_TOKENS = 4  # for the same: tokens before the new ones that may change how those are written
+
+
+class Tokenizer:
+    """The tokenizer.json of an artifact. `bos` is put before a prompt when it is not None."""
+
+    def __init__(self, tokenizer_json: bytes, bos: int | None = None) -> None:
+        try:
+            self._backend = Backend.from_buffer(tokenizer_json)
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            decoder = json.loads(tokenizer_json).get("decoder")
+        except Exception as error:  # tokenizers raises plain Exception
+            reason = str(error).replace("\n", " ")[:200]
+            raise ArtifactError(f"tokenizer.json cannot be read: {reason}") from error
+        self._bos = bos
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._to_bytes, self._drops_space = _bytes_rule(decoder)
+        self._cache: dict[int, bytes] = {}
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text, such as the end of a message."""
+        return self._special
+
+    def encode(self, text: str, bos: bool = True) -> list[int]:
+        """Token ids of `text`, after the model's first token where it wants one and `bos` is true."""
+        if not isinstance(text, str):
+            raise RequestError(f"prompt: got {type(text).__name__}, wanted text")
+        if len(text) > _MAX_PROMPT_CHARS:
+            raise RequestError(f"prompt: {len(text)} characters, and at most {_MAX_PROMPT_CHARS} are read")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(f"prompt: not valid Unicode at character {error.start} (a lone surrogate)") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return [self._bos, *ids] if bos and self._bos is not None else ids
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD. `special` writes special tokens too."""
+        stream = self.stream(special)
+        return "".join([stream.push(i) for i in ids]) + stream.finish()
+
+    def stream(self, special: bool = False) -> TextStream:
+        """A decoder that is given ids one by one."""
+        if self._to_bytes is None:
+            return _WindowStream(self._backend, special)
+        return _ByteStream(self, special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text; none for an id without a token."""
+        known = self._cache.get(token_id)
+        if known is None:
+            token = self._backend.id_to_token(token_id)
+            assert self._to_bytes is not None
+            known = b"" if token is None else self._to_bytes(token)
+            self._cache[token_id] = known
+        return known
+
+
+class TextStream:
+    """Turns token ids into pieces of text; the pieces joined are what `Tokenizer.decode` gives."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain after one more token; empty while a character is incomplete."""
+        raise NotImplementedError
+
+    def finish(self) -> str:
+        """What was still held: an incomplete character is U+FFFD."""
+        raise NotImplementedError
+
+
+class _ByteStream(TextStream):
+    """For tokenizers whose tokens are bytes: byte-level BPE, and SentencePiece with byte fallback."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = frozenset() if special else tokenizer.special_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drop_space = tokenizer._drops_space
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._drop_space and data:
+            data = data.removeprefix(b" ")
+            self._drop_space = False
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowStream(TextStream):
+    """For any other tokenizer: decodes the last few tokens together, and gives what they add."""
+
+    def __init__(self, backend: Backend, special: bool) -> None:
+        self._backend = backend
+        self._skip_special = not special
+        self._before: list[int] = []  # tokens already given as text, kept for how the next ones join them
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._added()
+        if text.endswith("\ufffd") and len(self._held) < _HELD_TOKENS:
+            return ""
+        self._before = (self._before + self._held)[-_WINDOW_TOKENS:]
+        self._held = []
+        return text
+
+    def finish(self) -> str:
+        text = self._added() if self._held else ""
+        self._held = []
+        return text
+
+    def _added(self) -> str:
+        before = self._decode(self._before)
+        together = self._decode(self._before + self._held)
+        return together.removeprefix(before) if together.startswith(before) else self._decode(self._held)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=self._skip_special)
+        return text
+
+
+def _bytes_rule(decoder: Any) -> tuple[Callable[[str], bytes] | None, bool]:
+    """How the tokens of a decoder (as in tokenizer.json) become bytes, and whether the text's first space is dropped.
+
+    (None, False) for a decoder whose tokens do not have bytes of their own.
+    """
+    steps = _steps(decoder)
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+        return _byte_level_bytes, False
+    if not kinds or not set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return None, False
+    strips = [step for step in steps if step["type"] == "Strip"]
+    if any((s.get("content"), s.get("start"), s.get("stop")) != (" ", 1, 0) for s in strips):
+        return None, False
+    replaces = [step for step in steps if step["type"] == "Replace"]
+    if any((s.get("pattern"), s.get("content")) != ({"String": "▁"}, " ") for s in replaces):
+        return None, False
+    spaces = [step for step in steps if step["type"] == "Metaspace"]
+    if not replaces and not spaces or any(s.get("replacement", "▁") != "▁" for s in spaces):
+        return None, False
+    rule = _fallback_bytes if "ByteFallback" in kinds else _spaced_bytes
+    return rule, bool(strips) or any(s.get("prepend_scheme", "always") != "never" for s in spaces)
+
+
+def _steps(decoder: Any) -> list[dict[str, Any]]:
+    if not isinstance(decoder, dict):
+        return []
+    return list(decoder["decoders"]) if decoder.get("type") == "Sequence" else [decoder]
+
+
+def _spaced_bytes(token: str) -> bytes:
+    return token.replace("▁", " ").encode()
+
+
+def _fallback_bytes(token: str) -> bytes:
+    """SentencePiece spells a byte that is in no token as <0xE2>."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return _spaced_bytes(token)
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """Byte-level BPE spells every byte as one printable character; a token with any other character is plain text."""
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """https://github.com/openai/gpt-2/blob/master/src/encoder.py bytes_to_unicode, the other way round."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
