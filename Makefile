@@ -15,7 +15,7 @@ SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path
 .PHONY: demo test lint bench format clean
 
 demo: $(MODEL)
-	$(BIN)/llmc run $(MODEL) "What is the capital of France?"
+	$(BIN)/llmc run $(MODEL) "Where is the Eiffel Tower?"
 	$(BIN)/llmc bench $(MODEL) --prompt-tokens 128 --new-tokens 64 --batch 1 --repeats 1
 
 test: $(VENV)/.dev

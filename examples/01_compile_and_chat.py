@@ -18,14 +18,14 @@ def main(source: str, output: str) -> None:
     print(f"{result.path}: {result.bits_per_weight:.2f} bits per weight, {result.seconds:.1f} s")
 
     with llmc.load(output) as model:
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        messages = [{"role": "user", "content": "Where is the Eiffel Tower?"}]
         answer = model.chat(messages, max_tokens=40)
         print(answer.text)
 
         # A conversation is the list of what was said so far.
         messages += [
             {"role": "assistant", "content": answer.text},
-            {"role": "user", "content": "And of Italy?"},
+            {"role": "user", "content": "How high is it?"},
         ]
         for piece in model.chat_stream(messages, max_tokens=40):
             print(piece, end="", flush=True)

@@ -30,10 +30,10 @@ def _commands(help_only: bool) -> list[tuple[str, str]]:
 
 
 def _masked(text: str) -> list[str]:
-    """Return lines with numbers and widths taken out: those differ by machine and by run."""
-    lines = [re.sub(r"\d[\d.]*", "#", line) for line in text.splitlines()]
-    lines = [re.sub(r"\s+", " ", line).strip() for line in lines]
-    return [re.sub(r"\b[0-9a-f#]{8,}\b", "HASH", line) for line in lines if line]
+    """Return lines with what differs by machine and by run taken out: hashes, CPU names, numbers, widths."""
+    for pattern, name in ((r"\b[0-9a-f]{16}\b", "HASH"), (r"\bcpu-\w+", "VARIANT"), (r"\d[\d.]*", "N")):
+        text = re.sub(pattern, name, text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 def _run(command: str, cwd: Path) -> str:

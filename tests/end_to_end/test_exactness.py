@@ -1,0 +1,125 @@
+"""With float32 weights an artifact computes what transformers computes, however the tokens are fed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import llmc
+import numpy as np
+import pytest
+from llmc.compiler.driver import compile_model
+from llmc.runtime.engine import Feed
+from llmc.runtime.model import Model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import is_greedy, logits, reference
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a small village by the sea, there lived",
+    "1, 2, 3, 5, 8, 13,",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Q: Why is the sky blue?\nA:",
+    "水は高いところから",
+    '{"name": "Ada", "age": 36, "languages": [',
+    "😀 emoji and\ttabs\n\n\n",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, " * 6,
+]
+
+# (heads, kv heads, head size, MLP width): GQA and not, sizes that no vector length divides.
+ODD = [(9, 3, 16, 100), (4, 4, 80, 200), (6, 2, 128, 72), (3, 1, 10, 50)]
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_artifact: Callable[..., Path]) -> Iterator[Model]:
+    with llmc.load(smollm2_artifact("f32")) as model:
+        yield model
+
+
+def _all_logits(model: Model, ids: list[int], chunk: int) -> np.ndarray:
+    """Logits of every place, fed `chunk` tokens a step."""
+    sequence = model.engine.new_sequence()
+    parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
+    rows = [model.engine.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
+    model.engine.release(sequence)
+    return np.concatenate(rows)
+
+
+def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(smollm2: Model, smollm2_gguf: Path) -> None:
+    twin = reference(smollm2_gguf)
+    for prompt in PROMPTS:
+        made = smollm2.generate(prompt, max_tokens=64, ignore_eos=True)
+        assert len(made.ids) == 64
+        whole = [*made.prompt_ids, *made.ids]
+        expected = logits(twin, whole)
+        assert is_greedy(expected, list(made.prompt_ids), list(made.ids)), prompt
+        np.testing.assert_allclose(_all_logits(smollm2, whole, 512), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("quant", ["f32", "q8", "q4"])
+def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
+    quant: str, smollm2_artifact: Callable[..., Path]
+) -> None:
+    with llmc.load(smollm2_artifact(quant)) as model:
+        ids = list(model.encode(PROMPTS[9]))
+        whole = _all_logits(model, ids, len(ids))
+        for chunk in (7, 1):
+            np.testing.assert_array_equal(_all_logits(model, ids, chunk), whole)
+        made = [model.generate(PROMPTS[9], max_tokens=24, prefill_chunk=chunk).ids for chunk in (512, 7, 1)]
+        assert made[0] == made[1] == made[2]
+
+
+def test_a_batch_gives_each_prompt_what_it_gets_alone(smollm2: Model) -> None:
+    prompts = PROMPTS[:4]
+    alone = [smollm2.generate(prompt, max_tokens=32, ignore_eos=True).ids for prompt in prompts]
+    together = smollm2.generate_batch(prompts, max_tokens=32, ignore_eos=True)
+    assert [made.ids for made in together] == alone
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "ffn"), ODD)
+@pytest.mark.parametrize("target", ["cpu", "cpu:portable"])
+def test_odd_sizes_through_a_safetensors_folder(
+    heads: int, kv_heads: int, head_dim: int, ffn: int, target: str, tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_llama(
+        seed=heads, shards=2 if heads == 9 else 1, tie_word_embeddings=heads % 2 == 0, hidden_size=12 * heads,
+        intermediate_size=ffn, num_hidden_layers=3, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, vocab_size=333,
+    )  # fmt: skip
+    compile_model(folder, tmp_path / "tiny.llmc", quant="f32", target=target)
+    ids = np.random.default_rng(heads).integers(3, 333, 41).tolist()
+    twin = reference(folder)
+    with llmc.load(tmp_path / "tiny.llmc") as model:
+        whole = _all_logits(model, ids, 41)
+        np.testing.assert_allclose(whole, logits(twin, ids), atol=1e-4)
+        np.testing.assert_array_equal(_all_logits(model, ids, 7), whole)
+        made = model.generate(ids, max_tokens=64, ignore_eos=True)
+        assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
+
+
+def test_the_unlowered_graph_gives_the_models_logits(tiny_llama: Callable[..., Path]) -> None:
+    """No pass and no kernel: Relax and the ops' NumPy meanings alone."""
+    import tvm
+    from llmc.compiler import ops
+    from llmc.frontends.build import build
+    from llmc.frontends.source import open_model
+    from tvm import relax
+
+    folder = tiny_llama()
+    ids = np.random.default_rng(0).integers(3, 320, 20).astype(np.int32)
+    places = np.arange(20, dtype=np.int32)
+    with open_model(folder) as source:
+        spec = source.spec
+        weights = [tvm.runtime.tensor(tensor.read()) for tensor in source.tensors.values()]
+        ops.register_meanings()
+        machine = relax.VirtualMachine(relax.build(build(spec), tvm.target.Target("llvm")), tvm.cpu())
+    page = (2, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
+    kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
+    index = [ids, places, np.zeros(20, np.int32), places, np.array([0, 2], np.int32), np.array([1, 0], np.int32), places]
+    got, best = machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)
+    expected = logits(reference(folder), ids.tolist())
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)
+    np.testing.assert_array_equal(best.numpy(), expected.argmax(-1))
