@@ -129,7 +129,7 @@ class Model:
         if self._template is None:
             raise RequestError(f"{self.name} has no chat template; use generate with a plain prompt")
         text = render_chat(self._template, messages, self._facts.special)
-        return self._prompt_ids(self._tokenizer.encode(text, bos=False))
+        return self._prompt_ids(self._encoded(text, bos=False))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's first token where it wants one."""
@@ -158,8 +158,12 @@ class Model:
     def _generator(self) -> Generator:
         return Generator(self.engine, self._tokenizer, self._facts.eos)
 
+    def _encoded(self, text: str, bos: bool = True) -> list[int]:
+        self._tokenizer.check_length(text, self._facts.context)
+        return self._tokenizer.encode(text, bos)
+
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self._encoded(prompt) if isinstance(prompt, str) else prompt
         checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
         if checked:
             return checked

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from llmc.runtime.errors import ArtifactError, RequestError
 
 _MAX_PROMPT_CHARS = 64 << 20
+_SHORT_TOKEN_CHARS = 3  # texts of at most this many characters a token are encoded without a second thought
 _HELD_TOKENS = 8  # for decoders of unknown kind: tokens kept back at most while the text ends in U+FFFD
 _WINDOW_TOKENS = 4  # for the same: tokens before the new ones that may change how those are written
 
@@ -37,6 +38,7 @@ class Tokenizer:
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._to_bytes, self._drops_space = _bytes_rule(decoder)
         self._cache: dict[int, bytes] = {}
+        self._longest: int | None = None  # characters of the longest token
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -55,6 +57,15 @@ class Tokenizer:
             raise RequestError(f"prompt: not valid Unicode at character {error.start} (a lone surrogate)") from error
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return [self._bos, *ids] if bos and self._bos is not None else ids
+
+    def check_length(self, text: str, limit: int) -> None:
+        """Raise RequestError when `text` must have more than `limit` tokens; encoding it would take long to say so."""
+        if not isinstance(text, str) or len(text) <= limit * _SHORT_TOKEN_CHARS:
+            return
+        if self._longest is None:
+            self._longest = max(map(len, self._backend.get_vocab()), default=1)
+        if len(text) > limit * self._longest:
+            raise RequestError(f"prompt: {len(text)} characters cannot fit in a context of {limit} tokens")
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. `special` writes special tokens too."""

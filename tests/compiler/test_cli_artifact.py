@@ -94,8 +94,8 @@ def test_bench_beyond_the_context_is_refused(artifact: Path) -> None:
     assert "context" in done.stderr
 
 
-def test_ctrl_c_in_an_answer_is_quiet(artifact: Path) -> None:
-    command = [sys.executable, "-u", "-m", "llmc", "chat", str(artifact)]
+def test_ctrl_c_is_quiet(artifact: Path) -> None:
+    command = [sys.executable, "-u", "-m", "llmc", "chat", str(artifact), "--max-tokens", "3"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -104,7 +104,7 @@ def test_ctrl_c_in_an_answer_is_quiet(artifact: Path) -> None:
         assert process.stdout is not None
         process.stdin.write("one\n")
         process.stdin.flush()
-        process.stdout.read(1)  # it is loaded and has begun to answer
+        process.stdout.read(1)  # it is loaded and answers
         time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)

@@ -14,20 +14,8 @@ from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
 
 sys.path.insert(0, str(Path(__file__).parent))
+from prompts import PROMPTS
 from reference import is_greedy, logits, reference
-
-PROMPTS = [
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Once upon a time, in a small village by the sea, there lived",
-    "1, 2, 3, 5, 8, 13,",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "Q: Why is the sky blue?\nA:",
-    "水は高いところから",
-    '{"name": "Ada", "age": 36, "languages": [',
-    "😀 emoji and\ttabs\n\n\n",
-    "It was the best of times, it was the worst of times, it was the age of wisdom, " * 6,
-]
 
 # (heads, kv heads, head size, MLP width): GQA and not, sizes that no vector length divides.
 ODD = [(9, 3, 16, 100), (4, 4, 80, 200), (6, 2, 128, 72), (3, 1, 10, 50)]
