@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-QUANT  ?= q8
+QUANT  ?= auto
 MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
 
@@ -15,7 +15,7 @@ SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path
 .PHONY: demo test lint bench format clean
 
 demo: $(MODEL)
-	$(BIN)/llmc run $(MODEL) "Where is the Eiffel Tower?"
+	$(BIN)/llmc run $(MODEL) "Give me three tips for staying healthy."
 	$(BIN)/llmc bench $(MODEL) --prompt-tokens 128 --new-tokens 64 --batch 1 --repeats 1
 
 test: $(VENV)/.dev

@@ -40,26 +40,26 @@ class CompileResult:
 
 
 def compile_model(
-    source: str | Path, output: str | Path, *, quant: str = "q8", kv: str = "auto", target: str = "cpu",
+    source: str | Path, output: str | Path, *, quant: str = "auto", kv: str = "auto", target: str = "cpu",
     spec: str | Path | None = None, progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
-    `quant` is a name in `FORMATS`; `kv` "auto" stores keys and values as float32 for float32 weights, else bfloat16.
+    `quant` is a name in `FORMATS`, or "auto": `default_format` of the source. `kv` "auto" stores keys and values as float32 for float32 weights, else bfloat16.
     `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     output = Path(output)
     chosen = _check(output, quant, kv, target)
-    kv_dtype = ("f32" if quant == "f32" else "bf16") if kv == "auto" else kv
-
     from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
 
     report("read", 0, 1)
     model = open_model(source, None if spec is None else _read_spec(Path(spec)))
     try:
         report("read", 1, 1)
+        quant = default_format(model) if quant == "auto" else quant
+        kv_dtype = ("f32" if quant == "f32" else "bf16") if kv == "auto" else kv
         stored, step = _graph(model.spec, quant, kv_dtype, report)
         with artifact.new_artifact(output) as folder:
             weights = _write_weights(folder, stored, model, report)
@@ -80,14 +80,26 @@ def compile_model(
 VOCABULARY = {"embedding": {"q4": "q8"}, "head": {"q4": "q8"}}
 
 
+# Source types that a format of ours holds without loss, at their own size.
+SAME_GRID = {"Q4_1": "q4"}
+
+
+def default_format(model: Any) -> str:
+    """The format for a source when none is asked for: its own grid if most of its bytes lie on one, else q8."""
+    size: Counter[str] = Counter()
+    for tensor in model.tensors.values():
+        size[tensor.stored] += tensor.nbytes
+    return SAME_GRID.get(size.most_common(1)[0][0], "q8")
+
+
 def choose_format(quant: str, weight: str) -> str:
     """The format of one matrix when `quant` is asked for."""
     return VOCABULARY.get(weight, {}).get(quant, quant)
 
 
 def _check(output: Path, quant: str, kv: str, target: str) -> targets.Target:
-    if quant not in FORMATS:
-        raise LlmcError(f"unknown weight format {quant!r}; llmc knows: {', '.join(FORMATS)}")
+    if quant != "auto" and quant not in FORMATS:
+        raise LlmcError(f"unknown weight format {quant!r}; llmc knows: auto, {', '.join(FORMATS)}")
     if kv not in KV_DTYPES:
         raise LlmcError(f"unknown KV format {kv!r}; llmc knows: {', '.join(KV_DTYPES)}")
     chosen = targets.get(target)

@@ -14,11 +14,11 @@ import llmc
 
 def main(source: str, output: str) -> None:
     """Compile `source` to `output`, ask two questions and print the answers and the speed."""
-    result = llmc.compile(source, output, quant="q8")
+    result = llmc.compile(source, output)
     print(f"{result.path}: {result.bits_per_weight:.2f} bits per weight, {result.seconds:.1f} s")
 
     with llmc.load(output) as model:
-        messages = [{"role": "user", "content": "Where is the Eiffel Tower?"}]
+        messages = [{"role": "user", "content": "Give me three tips for staying healthy."}]
         answer = model.chat(messages, max_tokens=40)
         print(answer.text)
 

@@ -105,7 +105,7 @@ def _usage(error: click.UsageError) -> str:
     epilog="""\b
 Examples:
   llmc compile model.gguf -o model.llmc --quant q4
-  llmc run model.llmc "Where is the Eiffel Tower?"
+  llmc run model.llmc "Give me three tips for staying healthy."
   llmc chat model.llmc
   llmc bench model.llmc --threads 1,2 --batch 1,8
 

@@ -36,10 +36,10 @@ Examples:
 @click.option("-o", "--output", required=True, metavar="NAME.llmc", help="The folder to write.")
 @click.option(
     "--quant",
-    type=click.Choice(["f32", "bf16", "q8", "q4"]),
-    default="q8",
+    type=click.Choice(["auto", "f32", "bf16", "q8", "q4"]),
+    default="auto",
     show_default=True,
-    help="How weights are stored.",
+    help="How weights are stored; auto: q4 for a Q4_1 file, which loses nothing, else q8.",
 )
 @click.option(
     "--kv",

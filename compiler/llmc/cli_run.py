@@ -45,7 +45,7 @@ def read_prompt(argument: str | None) -> str:
     short_help="Answer one prompt.",
     epilog="""\b
 Examples:
-  llmc run smollm2.llmc "Where is the Eiffel Tower?"
+  llmc run smollm2.llmc "Give me three tips for staying healthy."
   llmc run smollm2.llmc --raw "Once upon a time" --temperature 0.8 --seed 7
   cat question.txt | llmc run smollm2.llmc - --json""",
 )

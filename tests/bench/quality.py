@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "end_to_end")]
 
 import fetch_smollm2
-import llmc
-from llmc.compiler.driver import compile_model
-from llmc.runtime.engine import Feed
 from prompts import PROMPTS
 from rich.console import Console
 from rich.table import Table
+
+import llmc
+from llmc.compiler.driver import compile_model
+from llmc.runtime.engine import Feed
 
 FORMATS = [("f32", "f32"), ("bf16", "bf16"), ("q8", "bf16"), ("q4", "bf16")]
 

@@ -21,12 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "bench")]
 
 import fetch_smollm2
-from llmc.bench_case import fixed_prompt
-from llmc.cli_bench import weight_bytes_per_step
-from llmc.compiler.driver import compile_model
 from models import VOCAB, tinyllama_gguf
 from rich.console import Console
 from rich.table import Table
+
+from llmc.bench_case import fixed_prompt
+from llmc.cli_bench import weight_bytes_per_step
+from llmc.compiler.driver import compile_model
 
 WORK = ROOT / "build" / "bench"
 PROMPT, NEW = 512, 64

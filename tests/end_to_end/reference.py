@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from llmc.frontends.source import Source, open_model
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from llmc.frontends.source import Source, open_model
 
 # Our names, per layer, in transformers' Llama.
 _LAYER = {
@@ -62,7 +63,8 @@ def reference(path: Path) -> LlamaForCausalLM:
         )  # fmt: skip
         model = LlamaForCausalLM(config).float().eval()
         missing, unexpected = model.load_state_dict(_state(source), strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
+    assert set(missing) <= {"lm_head.weight"}, missing
+    assert not unexpected, unexpected
     model.tie_weights()
     return model
 

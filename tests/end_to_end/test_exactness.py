@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import llmc
 import numpy as np
 import pytest
+
+import llmc
 from llmc.compiler.driver import compile_model
 from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
@@ -91,10 +92,11 @@ def test_odd_sizes_through_a_safetensors_folder(
 def test_the_unlowered_graph_gives_the_models_logits(tiny_llama: Callable[..., Path]) -> None:
     """No pass and no kernel: Relax and the ops' NumPy meanings alone."""
     import tvm
+    from tvm import relax
+
     from llmc.compiler import ops
     from llmc.frontends.build import build
     from llmc.frontends.source import open_model
-    from tvm import relax
 
     folder = tiny_llama()
     ids = np.random.default_rng(0).integers(3, 320, 20).astype(np.int32)
@@ -106,7 +108,8 @@ def test_the_unlowered_graph_gives_the_models_logits(tiny_llama: Callable[..., P
         machine = relax.VirtualMachine(relax.build(build(spec), tvm.target.Target("llvm")), tvm.cpu())
     page = (2, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    index = [ids, places, np.zeros(20, np.int32), places, np.array([0, 2], np.int32), np.array([1, 0], np.int32), places]
+    pages = np.array([0, 2], np.int32), np.array([1, 0], np.int32)
+    index = [ids, places, np.zeros(20, np.int32), places, *pages, places]
     got, best = machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)
     expected = logits(reference(folder), ids.tolist())
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)
