@@ -11,17 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 import llmc.targets.target as targets
 from llmc.compiler import artifact, pipeline
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.evaluate import StoredWeight, stored_weights
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.meaning import PAGE
 from llmc.compiler.spec import ModelSpec, from_toml, tensor_shapes, to_dict
+
+if TYPE_CHECKING:
+    from llmc.compiler.evaluate import StoredWeight
 
 Progress = Callable[[str, int, int], None]
 KV_DTYPES = ("auto", "f32", "bf16")
@@ -45,8 +47,9 @@ def compile_model(
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
-    `quant` is a name in `FORMATS`, or "auto": `default_format` of the source. `kv` "auto" stores keys and values as float32 for float32 weights, else bfloat16.
-    `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
+    `quant` is a name in `FORMATS`, or "auto" (see `default_format`); `kv` "auto" stores keys and values as float32 for
+    float32 weights, else bfloat16; `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any
+    work, for what is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
@@ -103,6 +106,8 @@ def _check(output: Path, quant: str, kv: str, target: str) -> targets.Target:
     if kv not in KV_DTYPES:
         raise LlmcError(f"unknown KV format {kv!r}; llmc knows: {', '.join(KV_DTYPES)}")
     chosen = targets.get(target)
+    if shutil.which(chosen.linker) is None:
+        raise LlmcError(f"{chosen.linker} is needed to link code for {chosen.arch} and is not on PATH; install it")
     artifact.check_output(output)
     return chosen
 
@@ -116,6 +121,7 @@ def _read_spec(path: Path) -> ModelSpec:
 
 def _graph(spec: ModelSpec, quant: str, kv_dtype: str, report: Progress) -> tuple[list[StoredWeight], Any]:
     """The stored weights, in the order the step takes them, and the module of the step alone."""
+    from llmc.compiler.evaluate import stored_weights
     from llmc.frontends.build import build
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
@@ -151,14 +157,14 @@ def _write_library(folder: Path, step: Any, target: targets.Target, report: Prog
     """Machine code for one target, and TVM's runtime beside it; the manifest's entry of the variant."""
     import tvm
 
-    from llmc.targets.build import compile_module, export
+    from llmc.targets.build import compile_module
     from llmc.targets.lower import lower
 
     report("library", 0, 2)
     lowered = lower(step, target)
     report("library", 1, 2)
     name = f"lib/{target.name}.so"
-    export(compile_module(lowered, target), folder / name, target)
+    compile_module(lowered, target).export_library(str(folder / name), cc=target.linker)
     shutil.copyfile(Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so", folder / "lib" / "libtvm_runtime.so")
     report("library", 2, 2)
     return {"file": name, "name": target.name, "arch": target.arch, "requires": list(target.requires)}

@@ -1,24 +1,15 @@
 """Lowered module -> machine code: TVM's passes in named phases, then the Relax VM library.
 
 Our kernels arrive as explicit vector code, so the TIR phases are a short list of our own: no scheduling, no common
-subexpression elimination (a known regression of this TVM line), and no
-rewriting of bfloat16.
+subexpression elimination (a known regression of this TVM line), no rewriting of bfloat16.
 """
 
 from __future__ import annotations
 
-import platform
-import shutil
-from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
-
-from llmc.compiler.errors import LlmcError
-from llmc.targets.target import Target
-
-_LINKERS = {"x86_64": "x86_64-linux-gnu-gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 
 
 def _sequence(*passes: Any) -> Any:
@@ -30,8 +21,7 @@ def host_phase() -> Any:
     t = tirx.transform
     return _sequence(
         t.StmtSimplify(), t.FlattenBuffer(), t.NarrowDataType(32), t.VectorizeLoop(True), t.UnrollLoop(),
-        t.StmtSimplify(),
-        t.VerifyMemory(), t.AnnotateEntryFunc(), t.SplitHostDevice(), t.MakePackedAPI(),
+        t.StmtSimplify(), t.VerifyMemory(), t.AnnotateEntryFunc(), t.SplitHostDevice(), t.MakePackedAPI(),
     )  # fmt: skip
 
 
@@ -49,13 +39,30 @@ _PIPELINE = "llmc"
 tirx.compilation_pipeline.register_tir_pipeline(_PIPELINE, _tir_pipeline)
 
 
+@tvm.transform.module_pass(opt_level=0, name="SortShapeStores")
+def _sort_shape_stores(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    """VMShapeLower writes the sizes of a step in the order of memory addresses; put them in order of their slots.
+
+    Each reads input slots only, so any order computes the same, and one order gives the same bytes in every compile.
+    """
+
+    def slot(store: Any) -> int:
+        return int(store.indices[0])
+
+    for variable, function in module.functions.items():
+        body = function.body if isinstance(function, tirx.PrimFunc) else None
+        if variable.name_hint.startswith("shape_func") and isinstance(body, tirx.SeqStmt):
+            module.update_func(variable, function.with_body(tirx.SeqStmt(sorted(body.seq, key=slot))))
+    return module
+
+
 def relax_phases() -> Any:
     """Relax with kernels -> VM instructions. `StaticPlanBlockMemory` reuses buffers between layers."""
     r = relax.transform
     return _sequence(
         r.ToNonDataflow(), r.RemovePurityChecking(), r.CallTIRRewrite(),
         r.StaticPlanBlockMemory(), r.LowerAllocTensor(), r.KillAfterLastUse(), r.LowerRuntimeBuiltin(),
-        r.ComputePrimValue(), r.VMShapeLower(), r.AttachGlobalSymbol(),
+        r.ComputePrimValue(), r.VMShapeLower(), _sort_shape_stores, r.AttachGlobalSymbol(),
     )  # fmt: skip
 
 
@@ -70,11 +77,3 @@ def compile_module(module: Any, target: Any) -> Any:
     llvm = target.llvm()
     with llvm:
         return relax.build(module, llvm, relax_pipeline=relax_phases(), tir_pipeline=_PIPELINE)
-
-
-def export(executable: Any, path: Path, target: Target) -> None:
-    """Link the VM executable into a shared library. Needs gcc (or the target's cross compiler) on PATH."""
-    compiler = _LINKERS[target.arch] if target.arch != platform.machine() else "gcc"
-    if shutil.which(compiler) is None:
-        raise LlmcError(f"{compiler} is needed to link {path.name} and is not on PATH; install it")
-    executable.export_library(str(path), cc=compiler)

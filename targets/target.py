@@ -40,6 +40,11 @@ class Target:
     requires: tuple[str, ...]
     prefetch_bytes: int = 2048  # how far ahead a weight stream is asked for
 
+    @property
+    def linker(self) -> str:
+        """The compiler driver that links a shared library for this architecture."""
+        return "gcc" if self.arch == platform.machine() else f"{self.arch}-linux-gnu-gcc"
+
     def has(self, flag: str) -> bool:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires

@@ -1,0 +1,122 @@
+"""compile_model: what it writes, that it writes the same twice, and that it refuses before it works."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llmc.compiler import artifact, driver
+from llmc.compiler.driver import compile_model
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS
+from llmc.compiler.spec import to_toml
+from llmc.frontends.source import open_model
+
+import llmc
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("quant", FORMATS)
+def test_two_compiles_are_byte_identical(quant: str, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    first, second = (compile_model(tiny_llama(), tmp_path / name, quant=quant).path for name in ("a.llmc", "b.llmc"))
+    assert _files(first) == _files(second)
+    assert filecmp.cmpfiles(first, second, _files(first), shallow=False) == (_files(first), [], [])
+
+
+def test_every_tensor_starts_on_64_bytes_and_sizes_are_as_told(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    result = compile_model(tiny_llama(hidden_size=12 * 3, num_attention_heads=3, num_key_value_heads=1), tmp_path / "a")
+    raw = (result.path / artifact.WEIGHTS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    assert all((8 + length + entry["data_offsets"][0]) % 64 == 0 for entry in header.values() if entry["dtype"] != "U8")
+    manifest = json.loads((result.path / "manifest.json").read_text())
+    stored = sum(
+        header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in manifest["weights"]["order"]
+    )
+    with open_model(tiny_llama(hidden_size=12 * 3, num_attention_heads=3, num_key_value_heads=1)) as source:
+        count = sum(int(np.prod(tensor.shape)) for tensor in source.tensors.values())
+    assert result.bits_per_weight == pytest.approx(8 * stored / count, abs=1e-3)
+    assert result.bytes == sum(path.stat().st_size for path in result.path.rglob("*") if path.is_file())
+
+
+def test_an_edited_spec_makes_another_model(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    with open_model(tiny_llama()) as source:
+        text = to_toml(source.spec)
+    (tmp_path / "my.toml").write_text(text.replace("theta = 10000.0", "theta = 500.0"))
+    plain = compile_model(tiny_llama(), tmp_path / "a.llmc", quant="f32").path
+    edited = compile_model(tiny_llama(), tmp_path / "b.llmc", quant="f32", spec=tmp_path / "my.toml").path
+    ids = list(range(5, 60))
+    with llmc.load(plain) as one, llmc.load(edited) as other:
+        a = one.engine.step([(one.engine.new_sequence(), ids)]).logits
+        b = other.engine.step([(other.engine.new_sequence(), ids)]).logits
+    assert np.abs(a - b).max() > 1e-4
+
+
+def test_the_default_keeps_a_q4_1_source_on_its_grid(
+    smollm2_gguf: Path, tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    with open_model(smollm2_gguf) as source:
+        assert driver.default_format(source) == "q4"
+        weight = source.tensors["layers.3.down"].read()
+    q4 = FORMATS["q4"]
+    assert np.abs(q4.unpack(q4.pack(weight), *weight.shape) - weight).max() < 1e-6
+    with open_model(tiny_llama()) as source:
+        assert driver.default_format(source) == "q8"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quant": "q7"}, "unknown weight format 'q7'; llmc knows: auto, f32, bf16, q8, q4"),
+        ({"kv": "q8"}, "unknown KV format 'q8'; llmc knows: auto, f32, bf16"),
+        ({"target": "tpu"}, "unknown target 'tpu'; llmc knows: cpu"),
+        ({"spec": "no.toml"}, "no.toml: cannot read the spec"),
+    ],
+)
+def test_what_is_not_understood_is_refused_before_any_work(
+    options: dict[str, str], message: str, tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(LlmcError, match=message):
+        compile_model(tiny_llama(), tmp_path / "a.llmc", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
+    tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = compile_model(tiny_llama(), tmp_path / "a.llmc").path
+    before = (path / "manifest.json").read_bytes()
+
+    def fail(*args: object) -> None:
+        raise LlmcError("no room")
+
+    monkeypatch.setattr(driver, "_write_library", fail)
+    with pytest.raises(LlmcError, match="no room"):
+        compile_model(tiny_llama(), path, quant="f32")
+    assert (path / "manifest.json").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.llmc"]
+    llmc.load(path).close()
+
+
+def test_something_that_is_no_artifact_is_not_overwritten(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(LlmcError, match="exists and is not an artifact"):
+        compile_model(tiny_llama(), tmp_path / "mine")
+    with pytest.raises(LlmcError, match="its folder does not exist"):
+        compile_model(tiny_llama(), tmp_path / "none" / "a.llmc")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
+
+
+def test_a_missing_linker_is_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(LlmcError, match="gcc is needed to link code for"):
+        compile_model("no-such-model", tmp_path / "a.llmc")
