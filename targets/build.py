@@ -39,7 +39,6 @@ _PIPELINE = "llmc"
 tirx.compilation_pipeline.register_tir_pipeline(_PIPELINE, _tir_pipeline)
 
 
-@tvm.transform.module_pass(opt_level=0, name="SortShapeStores")
 def _sort_shape_stores(module: tvm.IRModule, _: Any) -> tvm.IRModule:
     """VMShapeLower writes the sizes of a step in the order of memory addresses; put them in order of their slots.
 
@@ -62,7 +61,7 @@ def relax_phases() -> Any:
     return _sequence(
         r.ToNonDataflow(), r.RemovePurityChecking(), r.CallTIRRewrite(),
         r.StaticPlanBlockMemory(), r.LowerAllocTensor(), r.KillAfterLastUse(), r.LowerRuntimeBuiltin(),
-        r.ComputePrimValue(), r.VMShapeLower(), _sort_shape_stores, r.AttachGlobalSymbol(),
+        r.ComputePrimValue(), r.VMShapeLower(), tvm.transform.module_pass(_sort_shape_stores, 0), r.AttachGlobalSymbol(),
     )  # fmt: skip
 
 

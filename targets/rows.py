@@ -277,7 +277,7 @@ def _absmax_block(x: Any, row: Any, first: Any, width: int, staged: Any) -> Any:
     """Copy block x[row, first : first + 32] into `staged` (zeros past the width); return its greatest magnitude."""
     for half in range(BLOCK // LANES):
         start = first + half * LANES
-        if width % BLOCK == 0:
+        if width % GROUP == 0:  # else the last record has columns that the row has not
             T.buffer_store(staged, x[row, lanes(start)], [lanes(half * LANES)])
             continue
         with T.serial(0, LANES) as lane:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import llmc
 from llmc.compiler import artifact, driver
 from llmc.compiler.driver import compile_model
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec import to_toml
 from llmc.frontends.source import open_model
-
-import llmc
 
 
 def _files(folder: Path) -> list[str]:
