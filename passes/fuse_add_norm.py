@@ -11,11 +11,12 @@ import tvm
 from tvm import ir, relax
 
 from llmc.compiler import ops
+from llmc.compiler.rewrite import rewrite_functions
 
 
 def fuse_add_norm(module: tvm.IRModule) -> tvm.IRModule:
     """Every rms_norm of a sum of two matrices, fused with it."""
-    fused = _Fuse(module).run()
+    fused = rewrite_functions(_Fuse(module), module)
     return relax.transform.DeadCodeElimination()(fused)
 
 
@@ -23,17 +24,7 @@ def fuse_add_norm(module: tvm.IRModule) -> tvm.IRModule:
 class _Fuse(relax.PyExprMutator):
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
-        self.module = module
         self.sums: dict[Any, Any] = {}  # variable of a fused sum -> what later users read instead
-
-    def run(self) -> tvm.IRModule:
-        for variable, function in self.module.functions.items():
-            if isinstance(function, relax.Function):
-                self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
-
-    def visit_var_(self, variable: Any) -> Any:
-        return self.sums.get(super().visit_var_(variable), super().visit_var_(variable))
 
     def visit_dataflow_var_(self, variable: Any) -> Any:
         seen = super().visit_dataflow_var_(variable)

@@ -12,26 +12,17 @@ import tvm
 from tvm import ir, relax
 
 from llmc.compiler import ops
+from llmc.compiler.rewrite import rewrite_functions
 
 
 def fuse_linears(module: tvm.IRModule) -> tvm.IRModule:
     """Float32 linear layers of the unpacked graph -> fewer of them."""
-    fused = _Fuse(module).run()
+    fused = rewrite_functions(_Fuse(module), module)
     return relax.transform.DeadCodeElimination()(fused)
 
 
 @relax.expr_functor.mutator
 class _Fuse(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule) -> None:
-        super().__init__(module)
-        self.module = module
-
-    def run(self) -> tvm.IRModule:
-        for variable, function in self.module.functions.items():
-            if isinstance(function, relax.Function):
-                self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
-
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
         if not call.op.same_as(ir.Op.get("relax.concat")) or int(call.attrs.axis) != 1:

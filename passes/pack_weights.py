@@ -14,29 +14,22 @@ from tvm import relax
 
 from llmc.compiler import ops
 from llmc.compiler.formats import FORMATS
+from llmc.compiler.rewrite import rewrite_functions
 
 Choose = Callable[[str], str]  # weight variable's name -> format
 
 
 def pack_weights(module: tvm.IRModule, choose: Choose) -> tvm.IRModule:
     """Float32 matrices -> packed ones; a matrix used twice (a tied head) is packed once."""
-    return _Pack(module, choose).run()
+    return rewrite_functions(_Pack(module, choose), module)
 
 
 @relax.expr_functor.mutator
 class _Pack(relax.PyExprMutator):
     def __init__(self, module: tvm.IRModule, choose: Choose) -> None:
         super().__init__(module)
-        self.module = module
         self.choose = choose
         self.packed: dict[Any, Any] = {}
-
-    def run(self) -> tvm.IRModule:
-        for variable, function in self.module.functions.items():
-            if isinstance(function, relax.Function):
-                self.packed = {}
-                self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
 
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)

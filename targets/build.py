@@ -61,7 +61,8 @@ def relax_phases() -> Any:
     return _sequence(
         r.ToNonDataflow(), r.RemovePurityChecking(), r.CallTIRRewrite(),
         r.StaticPlanBlockMemory(), r.LowerAllocTensor(), r.KillAfterLastUse(), r.LowerRuntimeBuiltin(),
-        r.ComputePrimValue(), r.VMShapeLower(), tvm.transform.module_pass(_sort_shape_stores, 0), r.AttachGlobalSymbol(),
+        r.ComputePrimValue(), r.VMShapeLower(),
+        tvm.transform.module_pass(_sort_shape_stores, 0), r.AttachGlobalSymbol(),
     )  # fmt: skip
 
 

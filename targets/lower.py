@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.rewrite import rewrite_functions
 from llmc.targets import attention, embedding, linear, rows
 from llmc.targets.target import Target
 
@@ -60,14 +61,7 @@ class _Lower(relax.PyExprMutator):
     def __init__(self, module: tvm.IRModule, target: Target) -> None:
         super().__init__(module)
         self.target = target
-        self.module = module
         self.kernels: dict[tuple[Any, ...], Any] = {}
-
-    def run(self) -> tvm.IRModule:
-        for variable, function in self.module.functions.items():
-            if isinstance(function, relax.Function):
-                self.builder_.update_func(variable, self.visit_expr(function))
-        return self.builder_.get()
 
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
@@ -96,7 +90,7 @@ def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         raise LlmcError(
             f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"
         )
-    return _Lower(module, target).run()
+    return rewrite_functions(_Lower(module, target), module)
 
 
 def _calls(module: tvm.IRModule) -> set[str]:
