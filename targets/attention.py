@@ -24,6 +24,7 @@ from llmc.targets.vector import (
     f32,
     fma,
     lanes,
+    prefetch,
     reduce_max,
     reduce_sum,
     registers,
@@ -51,6 +52,12 @@ class _Kv:
         if self.kind == "f32":
             return value
         return T.reinterpret(T.shift_left(T.cast(value, "uint32"), tirx.const(16, "uint32")), dtype="float32")
+
+    def prefetch(self, page: Any, side: int, head: Any, at: Any) -> None:
+        """Ask for an element's cache line: pages lie anywhere, so the hardware cannot guess the next one."""
+        _, sides, heads, width = (int(n) if isinstance(n, tirx.IntImm) else 0 for n in self.buffer.shape)
+        place = T.cast(page, "int64") * (sides * heads * width) + (side * heads + head) * width + at
+        prefetch(self.buffer.access_ptr("r", offset=place))
 
     def store(self, value: Any, page: Any, side: int, head: Any, at: Any) -> None:
         if self.kind == "bf16":
@@ -120,8 +127,8 @@ def _attend(
         T.buffer_store(sums, splat(f32(0)), [lanes(h * LANES)])
         T.buffer_store(top, f32(HIDDEN), [h])
     with T.serial(0, T.floordiv(slot, PAGE) + 1) as index:
-        page = page_at(index)
-        _scores(kv, qkv, page, row, group, first_head, count, scores)
+        page, following = page_at(index), page_at(T.min(index + 1, T.floordiv(slot, PAGE)))
+        _scores(kv, qkv, page, following, row, group, first_head, count, scores)
         seen = T.broadcast(slot - index * PAGE, LANES) >= T.ramp(tirx.const(0, "int32"), 1, LANES)
         for h in range(count):
             _softmax_step(scores, sums, top, fade, h, seen, scale)
@@ -133,12 +140,16 @@ def _attend(
             T.buffer_store(out, acc[h, d] * fade[h], [row, (first_head + h) * size + d])
 
 
-def _scores(kv: _Kv, qkv: Any, page: Any, row: Any, group: Any, first_head: Any, count: int, scores: Any) -> None:
-    """scores[h] = q[h] . K for the 16 tokens of a page."""
+def _scores(
+    kv: _Kv, qkv: Any, page: Any, following: Any, row: Any, group: Any, first_head: Any, count: int, scores: Any
+) -> None:
+    """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
     for h in range(count):
         T.buffer_store(scores, splat(f32(0)), [lanes(h * LANES)])
     with T.serial(0, kv.size) as d:
         key = kv.load(page, 0, group, d * PAGE)
+        for side in range(2):
+            kv.prefetch(following, side, group, d * PAGE)
         for h in range(count):
             q = splat(qkv[row, (first_head + h) * kv.size + d])
             T.buffer_store(scores, fma(q, key, scores[lanes(h * LANES)]), [lanes(h * LANES)])

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, GROUP, TILE, ceil_to
 from llmc.targets.target import Target
-from llmc.targets.vector import dot2_bf16, dot4, f32, fma, i32, lanes, registers, splat, widen_f16
+from llmc.targets.vector import dot2_bf16, dot4, f32, fma, i32, lanes, prefetch, registers, splat, widen_f16
 
 ROW_BLOCK = 128  # rows whose activations stay in the second-level cache while weights stream
 ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots fit in 32 registers
@@ -191,5 +191,4 @@ def _prefetch(target: Target, weight: Any, where: list[Any]) -> None:
     for size in reversed(list(weight.shape)[1:]):
         strides.insert(0, strides[0] * int(size))
     offset = sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.prefetch_bytes // 4
-    pointer = weight.access_ptr("r", offset=offset)
-    T.evaluate(T.call_llvm_intrin("llvm.prefetch", pointer, i32(0), i32(3), i32(1), dtype="void"))
+    prefetch(weight.access_ptr("r", offset=offset))

@@ -45,6 +45,11 @@ def registers(shape: tuple[int, ...], dtype: str) -> Any:
     return T.alloc_local(shape, dtype, annotations={"disable_lower_builtin": True})
 
 
+def prefetch(pointer: Any) -> None:
+    """Ask for the cache line of an address; never faults."""
+    T.evaluate(T.call_llvm_intrin("llvm.prefetch", pointer, i32(0), i32(3), i32(1), dtype="void"))
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c in float32x16, rounded once: the same bits whatever the loop around it looks like."""
     return T.call_llvm_pure_intrin("llvm.fma", a, b, c, dtype="float32x16")
