@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec_fields import clip
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _BadJson(ValueError):
@@ -31,9 +34,14 @@ def _refuse_constant(text: str) -> Any:
 def read_json(data: bytes, label: str) -> dict[str, Any]:
     """The object in `data`. Raises SourceError, naming `label`, for anything else."""
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):  # perhaps half of a pair: only then look at every text
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise SourceError(f"{label}: JSON is nested too deep") from None
+    except UnicodeEncodeError:
+        raise SourceError(f"{label}: not valid JSON: a text holds half of a surrogate pair") from None
     except ValueError as error:  # also what is not UTF-8, and numbers of thousands of digits
         reason = str(error).splitlines()[0]
         raise SourceError(f"{label}: not valid JSON: {reason}") from None

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
 
+from llmc.runtime.control_tokens import RESERVED
 from llmc.runtime.errors import RequestError
 from llmc.runtime.sandbox import MAX_CHARS, BoundedEnvironment
 
 _MAX_MESSAGES = 10_000
 _MAX_FORMAT_CHARS = 200  # of a date format
+_ROLE = re.compile(r"[\w .:/-]{1,64}")  # nothing that could be a part of a control token
 
 
-def render_chat(template: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str]) -> str:
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special: Mapping[str, str],
+    mark: Callable[[str], str] = str,
+) -> str:
     """The prompt for `messages` (each with `role` and `content` texts), ending where the assistant begins to speak.
 
-    `special` are the texts of special tokens that templates may name, such as bos_token. What templates expect is the
-    environment of https://huggingface.co/docs/transformers/chat_templating. Raises RequestError for a bad message, and
-    when the template refuses the conversation or does not end in time.
+    `special` are the texts of special tokens that templates may name, such as bos_token. `mark` is applied to every
+    content first (see `runtime/control_tokens.py`). What templates expect is the environment of
+    https://huggingface.co/docs/transformers/chat_templating. Raises RequestError for a bad message, and when the
+    template refuses the conversation or does not end in time.
     """
-    conversation = _checked(messages)
+    conversation = [{**message, "content": mark(message["content"])} for message in _checked(messages)]
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -60,6 +69,10 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if not isinstance(message.get(key), str):
                 got = type(message[key]).__name__ if key in message else "nothing"
                 raise RequestError(f"messages[{index}].{key}: got {got}, wanted text")
+        if not _ROLE.fullmatch(message["role"]):
+            raise RequestError(f"messages[{index}].role: got {message['role'][:40]!r}, wanted a name such as user")
+        if not RESERVED.isdisjoint(message["content"]):
+            raise RequestError(f"messages[{index}].content: holds U+FDD0..U+FDD3, which Unicode keeps for programs")
         extra = sorted(str(key) for key in set(message) - {"role", "content"})
         if extra:
             raise RequestError(f"messages[{index}]: unknown keys {', '.join(extra)[:100]}; it takes role and content")

@@ -43,12 +43,13 @@ def load(
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
-    threads: kernels run on this many; default all CPUs this process may use. cache_tokens: tokens of all sequences
-    together that the KV cache holds; its memory is taken only as it fills. verify: "auto" hashes the weights when they
-    were not found intact before, "always" at every load. progress(stage, done, total) is called while hashing.
-    prefill_chunk: rows of one step at most. Raises ArtifactError or RequestError.
+    threads: kernels run on this many; default, and at most, the CPUs this process may use. cache_tokens: tokens of all
+    sequences together that the KV cache holds; its memory is taken only as it fills. verify: "auto" hashes the weights
+    when they were not found intact before, "always" at every load. progress(stage, done, total) is called while it
+    hashes. prefill_chunk: rows of one step at most. Raises ArtifactError or RequestError.
     """
-    threads = default_threads() if threads is None else _bounded("threads", threads, _MAX_THREADS)
+    most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
+    threads = most if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
     _bounded("prefill_chunk", prefill_chunk, 2**20)
     if verify not in ("auto", "always"):
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
@@ -128,8 +129,8 @@ class Model:
         """Token ids of a conversation as the model's chat template writes it."""
         if self._template is None:
             raise RequestError(f"{self.name} has no chat template; use generate with a plain prompt")
-        text = render_chat(self._template, messages, self._facts.special)
-        return self._prompt_ids(self._encoded(text, bos=False))
+        marked = render_chat(self._template, messages, self._facts.special, self._tokenizer.mark)
+        return self._prompt_ids(self._tokenizer.encode_chat(marked, self._facts.context))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's first token where it wants one."""
@@ -158,12 +159,10 @@ class Model:
     def _generator(self) -> Generator:
         return Generator(self.engine, self._tokenizer, self._facts.eos)
 
-    def _encoded(self, text: str, bos: bool = True) -> list[int]:
-        self._tokenizer.check_length(text, self._facts.context)
-        return self._tokenizer.encode(text, bos)
-
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        ids = self._encoded(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            self._tokenizer.check_length(prompt, self._facts.context)
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
         if checked:
             return checked

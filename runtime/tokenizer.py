@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from llmc.runtime.control_tokens import ControlTokens
 from llmc.runtime.errors import ArtifactError, RequestError
 
 _MAX_PROMPT_CHARS = 64 << 20
@@ -30,10 +31,13 @@ class Tokenizer:
             self._backend.no_truncation()
             self._backend.no_padding()
             decoder = json.loads(tokenizer_json).get("decoder")
-        except Exception as error:  # tokenizers raises plain Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # tokenizers raises plain Exception, and panics are not even that
             reason = str(error).replace("\n", " ")[:200]
             raise ArtifactError(f"tokenizer.json cannot be read: {reason}") from error
         self._bos = bos
+        self._control = ControlTokens(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._to_bytes, self._drops_space = _bytes_rule(decoder)
@@ -47,16 +51,26 @@ class Tokenizer:
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """Token ids of `text`, after the model's first token where it wants one and `bos` is true."""
-        if not isinstance(text, str):
-            raise RequestError(f"prompt: got {type(text).__name__}, wanted text")
-        if len(text) > _MAX_PROMPT_CHARS:
-            raise RequestError(f"prompt: {len(text)} characters, and at most {_MAX_PROMPT_CHARS} are read")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(f"prompt: not valid Unicode at character {error.start} (a lone surrogate)") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        _check_text(text)
+        ids = _unless_it_panics(lambda: self._backend.encode(text, add_special_tokens=False).ids)
         return [self._bos, *ids] if bos and self._bos is not None else ids
+
+    def mark(self, content: str) -> str:
+        """What to give a chat template for the text of a message, so that `encode_chat` can tell the two apart."""
+        return self._control.mark(content)
+
+    def encode_chat(self, marked: str, limit: int) -> list[int]:
+        """Token ids of a rendered chat template whose contents went through `mark`; at most `limit` (`check_length`).
+
+        Without control tokens in the contents these are the ids of the whole text. A control token that a message
+        spells is encoded as the text it is.
+        """
+        plain, guarded = self._control.read(marked)
+        self.check_length(plain, limit)
+        if guarded is None:
+            return self.encode(plain, bos=False)
+        _check_text(plain)
+        return _unless_it_panics(lambda: self._control.encode(guarded))
 
     def check_length(self, text: str, limit: int) -> None:
         """Raise RequestError when `text` must have more than `limit` tokens; encoding it would take long to say so."""
@@ -87,6 +101,28 @@ class Tokenizer:
             known = b"" if token is None else self._to_bytes(token)
             self._cache[token_id] = known
         return known
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"prompt: got {type(text).__name__}, wanted text")
+    if len(text) > _MAX_PROMPT_CHARS:
+        raise RequestError(f"prompt: {len(text)} characters, and at most {_MAX_PROMPT_CHARS} are read")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"prompt: not valid Unicode at character {error.start} (a lone surrogate)") from error
+
+
+def _unless_it_panics(encode: Callable[[], list[int]]) -> list[int]:
+    """What `encode` gives. Raises RequestError where the library gives up, as on a text its pattern cannot match."""
+    try:
+        return encode()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are not of class Exception
+        reason = " ".join(str(error).split())[:200]
+        raise RequestError(f"prompt: the model's tokenizer cannot split this text: {reason}") from None
 
 
 class TextStream:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    _open_closed_streams()
     # A byte the terminal cannot show becomes "?", never an exception in the middle of an answer.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
@@ -18,6 +20,20 @@ def main() -> None:
         command(prog_name="llmc")
     except KeyboardInterrupt:  # Ctrl-C while the imports above still run
         sys.exit(130)
+
+
+def _open_closed_streams() -> None:
+    """Stand in for streams that the caller closed: Python has None there, and a file would get their number.
+
+    Nothing is then read from standard input, and what goes to standard error is lost; without a standard output there
+    is nowhere to answer, which is an error.
+    """
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+    closed = sys.stdout is None
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if closed:
+        sys.exit("llmc: standard output is closed, so there is nowhere to answer; redirect it to a file or /dev/null")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
 """The command `llmc`: its list of subcommands, its exit codes, and how every error is shown.
 
 Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 stopped by Ctrl-C. An error is one
-line on standard error. `LLMC_DEBUG=1` shows the traceback behind it.
+line on standard error. `LLMC_DEBUG=1` shows the traceback behind it. SIGTERM ends it with 143, tidied up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import click
@@ -59,28 +63,56 @@ def explain(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {detail} (LLMC_DEBUG=1 shows where)"
 
 
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """The signals that asked to stop so far. They raise, so that what is half-written is removed on the way out."""
+    seen: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    mine = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
+    try:
+        for number in mine:
+            with contextlib.suppress(ValueError):  # not the main thread: the signals are not ours to take
+                signal.signal(number, stop)
+        yield seen
+    finally:
+        for number in mine:
+            with contextlib.suppress(ValueError):
+                signal.signal(number, usual[number])
+
+
 class Front(click.Group):
     """A group that turns every way to fail into one line on standard error and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Parse, run, and leave the process with the exit code."""
         extra["standalone_mode"] = False
-        try:
-            code = super().main(*args, **extra)
-        except click.UsageError as error:
-            self._complain(_usage(error))
-            code = 2
-        except click.ClickException as error:
-            self._complain(one_line(error.format_message()))
-            code = error.exit_code
-        except click.Abort:
-            code = 130
-        except Exception as error:  # the last door before the user: nothing may pass as a traceback
-            if os.environ.get("LLMC_DEBUG", "0") not in ("", "0"):
-                traceback.print_exc()
-            self._complain(explain(error))
-            code = 1
+        with _stop_signals() as stopped:
+            try:
+                code = super().main(*args, **extra)
+            except click.UsageError as error:
+                self._complain(_usage(error))
+                code = 2
+            except click.ClickException as error:
+                self._complain(one_line(error.format_message()))
+                code = error.exit_code
+            except click.Abort:
+                code = 130
+            except Exception as error:  # the last door before the user: nothing may pass as a traceback
+                code = self._failed(error, stopped)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _failed(self, error: Exception, stopped: list[int]) -> int:
+        if os.environ.get("LLMC_DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
+        if stopped and isinstance(error, RuntimeError):  # what native code makes of a signal that came while it ran
+            return 128 + stopped[-1]
+        self._complain(explain(error))
+        return 1
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order they were added: the order of use."""

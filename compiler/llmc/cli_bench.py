@@ -52,7 +52,7 @@ Examples:
     "--threads",
     callback=positive_list,
     metavar="N,N,...",
-    help="CPU threads (default: one, and every core allowed).",
+    help="CPU threads, at most every core allowed (default: one, and every core allowed).",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @json_option
@@ -72,9 +72,11 @@ def bench(
     per second that rate allows for the weight bytes a step reads (keys and values not counted).
     """
     import llmc.runtime
+    from llmc.runtime.cpu import default_threads
 
     manifest = llmc.runtime.inspect(artifact)
-    counts = threads or tuple(sorted({1, _allowed_cores()}))
+    most = default_threads()
+    counts = tuple(dict.fromkeys(min(count, most) for count in threads or (1, most)))
     sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     rows: list[dict[str, Any]] = []
     with progress_bars() as progress:
@@ -93,12 +95,6 @@ def bench(
         print_json(rows)
         return
     print_table([_cells(row) for row in rows], columns=_COLUMNS)
-
-
-def _allowed_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _worker(case: dict[str, Any]) -> dict[str, Any]:

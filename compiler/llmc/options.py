@@ -57,7 +57,7 @@ def sampling_options(function: _F) -> _F:
 
 
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="CPU threads (default: every core allowed)."
+    "--threads", type=click.IntRange(1, 1024), help="CPU threads (default, and at most: every core allowed)."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -307,3 +308,39 @@ def test_help_starts_fast_and_loads_no_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "says"),
+    [("<&-", 0, ""), ("2>&-", 0, ""), (">&-", 1, "llmc: standard output is closed"), ("<&- >&- 2>&-", 1, "")],
+)
+def test_streams_that_the_caller_closed(closed: str, code: int, says: str) -> None:
+    line = f"{sys.executable} -m llmc doctor {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(says)
+    assert len(done.stderr.splitlines()) == (1 if says else 0)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("native", [False, True])
+def test_a_signal_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, name: str, native: bool) -> None:
+    """Native code that calls back into Python turns what a signal raises there into an error of its own."""
+    tidied: list[str] = []
+
+    def load(path: str, **_: Any) -> Any:
+        try:
+            signal.raise_signal(getattr(signal, name))
+        except BaseException:
+            if native:
+                raise RuntimeError("") from None
+            raise
+        finally:
+            tidied.append(path)
+
+    monkeypatch.setattr(llmc.runtime, "load", load)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    result = llmc_run("run", "m.llmc", "hi")
+    assert (result.exit_code, result.output.strip()) == (128 + getattr(signal, name), "")
+    assert tidied == ["m.llmc"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

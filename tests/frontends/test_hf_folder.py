@@ -214,7 +214,9 @@ def test_bad_config(folder: Path, case: str) -> None:
         assert wanted in message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":1,"a":2}', '{"hidden_size": NaN}', "\ufeff{}"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a":1,"a":2}', '{"hidden_size": NaN}', "\ufeff{}", '{"a":"\\ud800"}', '{"\\uDfff":1}']
+)
 def test_config_that_is_not_json(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     assert refusal(folder).startswith("config.json: ")

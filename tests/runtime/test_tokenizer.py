@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 
@@ -116,3 +117,14 @@ def test_prompts_that_are_no_text(bad: object) -> None:
 def test_files_that_are_no_tokenizer(data: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
         Tokenizer(data)
+
+
+def test_a_pattern_that_gives_up_is_the_prompt_s_error(make_tokenizer_json: MakeJson) -> None:
+    """The library panics, which is no Exception; what it prints itself cannot be kept from standard error."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    document = json.loads(make_tokenizer_json()) | {"pre_tokenizer": split}
+    tokenizer = Tokenizer(json.dumps(document).encode())
+    with pytest.raises(RequestError, match="cannot split this text"):
+        tokenizer.encode("a" * 40 + "b")
+    with pytest.raises(RequestError, match="cannot split this text"):
+        tokenizer.encode_chat("</s>" + "a" * 40 + "b" + tokenizer.mark("</s>"), 10**6)
