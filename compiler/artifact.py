@@ -7,6 +7,9 @@ same input are byte-identical.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -154,7 +157,12 @@ def new_artifact(path: Path) -> Iterator[Path]:
     """A folder to fill; renamed to `path` on success (an older artifact there is replaced), removed on failure."""
     check_output(path)
     path = path.resolve()
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    _remove_abandoned(path)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise LlmcError(f"{path}: cannot be created: {(error.strerror or str(error)).lower()}") from error
+    lock = _lock(folder)
     try:
         folder.chmod(0o755)
         (folder / "lib").mkdir()
@@ -162,20 +170,53 @@ def new_artifact(path: Path) -> Iterator[Path]:
         _put_in_place(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """An open, exclusively locked folder; None if somebody else holds it. The kernel lets go when a process dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders of compiles to this name that were killed."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        if folder.is_symlink() or not (folder / "lib").is_dir():
+            continue
+        lock = _lock(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _put_in_place(folder: Path, path: Path) -> None:
-    """Rename over `path`. A folder cannot be renamed over a full one, so an old artifact steps aside first."""
-    if not path.exists():
-        folder.rename(path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    """Rename over `path`; an old artifact there changes places with the new one in one step.
+
+    Where the system cannot swap, the old one steps aside first and comes back if the new one cannot take its place.
+    """
+    if path.exists() and _exchange(folder, path):
+        return  # the caller removes `folder`, which now holds the old artifact
+    aside = folder.with_name(f"{folder.name}.old")
     try:
-        path.rename(old / path.name)
-        try:
-            folder.rename(path)
-        except OSError:
-            (old / path.name).rename(path)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(aside)
+        folder.rename(path)
+    except OSError as error:
+        if aside.exists():
+            aside.rename(path)
+        raise LlmcError(f"{path}: cannot be put in place: {(error.strerror or str(error)).lower()}") from error
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders atomically (Linux renameat2 with RENAME_EXCHANGE); False where that cannot be done."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0

@@ -115,8 +115,12 @@ def _check(output: Path, quant: str, kv: str, target: str) -> targets.Target:
 def _read_spec(path: Path) -> ModelSpec:
     try:
         return from_toml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise LlmcError(f"{path}: cannot read the spec: {error}") from error
+    except OSError as error:
+        raise LlmcError(f"{path}: cannot read the spec: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise LlmcError(f"{path}: cannot read the spec: not UTF-8 text") from error
+    except LlmcError as error:
+        raise LlmcError(f"{path}: {error}") from error
 
 
 def _graph(spec: ModelSpec, quant: str, kv_dtype: str, report: Progress) -> tuple[list[StoredWeight], Any]:

@@ -48,7 +48,6 @@ def _dump(
         return
     from tvm_ffi import structural_equal
 
-    folder.mkdir(parents=True, exist_ok=True)
     same = before is not None and structural_equal(before, module)
     text = f"# {name}: unchanged\n" if same else f"# {name}: {seconds:.3f} s\n{module.script()}\n"
     (folder / f"{number:02d}_{name}.py").write_text(text)

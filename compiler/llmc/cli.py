@@ -1,6 +1,6 @@
 """The command `llmc`: its list of subcommands, its exit codes, and how every error is shown.
 
-Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 stopped by Ctrl-C. An error is one
+Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM. An error is one
 line on standard error. `LLMC_DEBUG=1` shows the traceback behind it. SIGTERM ends it with 143, tidied up.
 """
 
@@ -142,7 +142,7 @@ Examples:
   llmc bench model.llmc --threads 1,2 --batch 1,8
 
 \b
-Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 stopped by Ctrl-C.""",
+Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.""",
 )
 @click.version_option(__version__, prog_name="llmc", message="%(prog)s %(version)s")
 @click.pass_context

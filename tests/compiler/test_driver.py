@@ -120,3 +120,23 @@ def test_a_missing_linker_is_named_first(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(LlmcError, match="gcc is needed to link code for"):
         compile_model("no-such-model", tmp_path / "a.llmc")
+
+
+@pytest.mark.parametrize("can_swap", [True, False])
+def test_an_artifact_is_replaced_whole(
+    can_swap: bool, tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_swap:
+        monkeypatch.setattr(artifact, "_exchange", lambda one, other: False)
+    path = compile_model(tiny_llama(), tmp_path / "a.llmc", quant="q8").path
+    compile_model(tiny_llama(), path, quant="f32")
+    assert json.loads((path / "manifest.json").read_text())["quantization"]["format"] == "f32"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.llmc"]
+    llmc.load(path).close()
+
+
+def test_what_a_killed_compile_left_is_removed_by_the_next(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / ".a.llmc.abcd1234" / "lib").mkdir(parents=True)
+    (tmp_path / ".a.llmc.holiday1").mkdir()  # no artifact of ours
+    compile_model(tiny_llama(), tmp_path / "a.llmc")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a.llmc.holiday1", "a.llmc"]
