@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import LlamaForCausalLM
 
 import llmc
 from llmc.compiler.driver import compile_model
+from llmc.frontends.source import open_model
 from llmc.runtime.engine import Feed
+from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,10 +40,22 @@ def _all_logits(model: Model, ids: list[int], chunk: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(smollm2: Model, smollm2_gguf: Path) -> None:
-    twin = reference(smollm2_gguf)
-    for prompt in PROMPTS:
-        made = smollm2.generate(prompt, max_tokens=64, ignore_eos=True)
+@pytest.fixture(scope="module")
+def twin(smollm2_gguf: Path) -> LlamaForCausalLM:
+    return reference(smollm2_gguf)
+
+
+@pytest.fixture(scope="module")
+def answers(smollm2: Model) -> list[Generation]:
+    return [smollm2.generate(prompt, max_tokens=64, ignore_eos=True) for prompt in PROMPTS]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(
+    smollm2: Model, twin: LlamaForCausalLM, answers: list[Generation]
+) -> None:
+    for prompt, made in zip(PROMPTS, answers, strict=True):
         assert len(made.ids) == 64
         whole = [*made.prompt_ids, *made.ids]
         expected = logits(twin, whole)
@@ -48,6 +63,26 @@ def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(smollm2: Mod
         np.testing.assert_allclose(_all_logits(smollm2, whole, 512), expected, atol=1e-3)
 
 
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2_from_a_safetensors_folder_gives_the_same(
+    smollm2: Model, smollm2_gguf: Path, twin: LlamaForCausalLM, answers: list[Generation], tmp_path: Path
+) -> None:
+    """The same weights with RoPE's halves instead of pairs, written by transformers in two shards."""
+    twin.save_pretrained(tmp_path / "hf", max_shard_size="300MB")
+    with open_model(smollm2_gguf) as source:
+        (tmp_path / "hf" / "tokenizer.json").write_bytes(source.tokenizer_json)
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+    compile_model(tmp_path / "hf", tmp_path / "hf.llmc", quant="f32")
+    with llmc.load(tmp_path / "hf.llmc") as model:
+        for prompt, wanted in zip(PROMPTS, answers, strict=True):
+            assert model.generate(prompt, max_tokens=64, ignore_eos=True).ids == wanted.ids, prompt
+        ids = list(answers[0].prompt_ids) + list(answers[0].ids)
+        np.testing.assert_allclose(_all_logits(model, ids, 512), _all_logits(smollm2, ids, 512), atol=1e-3)
+
+
+@pytest.mark.model
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["f32", "q8", "q4"])
 def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
     quant: str, smollm2_artifact: Callable[..., Path]
