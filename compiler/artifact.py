@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import LlmcError
+
+if TYPE_CHECKING:
+    from llmc.compiler.evaluate import StoredWeight
 
 FORMAT = 1  # of the manifest; a reader refuses a newer one
 MANIFEST = "manifest.json"
@@ -32,20 +35,6 @@ WEIGHTS = "weights.safetensors"
 ALIGN = 64  # bytes; kernels use aligned vector loads
 CHUNK_BYTES = 16 << 20  # weights are hashed in pieces of this size
 _SAFETENSORS_DTYPES = {"float32": "F32", "int32": "I32"}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor to be stored."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor itself."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass
@@ -80,7 +69,7 @@ class _Hashing:
         return self.chunks
 
 
-def _header(entries: list[Entry]) -> bytes:
+def _header(entries: list[StoredWeight]) -> bytes:
     """The safetensors header: tensors on 64-byte borders; the format allows no gaps, so gaps are tensors "pad.N"."""
     table: dict[str, Any] = {}
     at = 0
@@ -100,7 +89,7 @@ def _header(entries: list[Entry]) -> bytes:
 
 
 def write_weights(
-    path: Path, entries: list[Entry], arrays: Iterable[NDArray[Any]], done: Callable[[int], None]
+    path: Path, entries: list[StoredWeight], arrays: Iterable[NDArray[Any]], done: Callable[[int], None]
 ) -> dict[str, Any]:
     """Store the tensors in order; the manifest's "weights" section. `arrays` gives their values, in the same order."""
     header = _header(entries)

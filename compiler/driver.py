@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import shutil
 import time
 from collections import Counter
@@ -137,8 +138,6 @@ def _graph(spec: ModelSpec, quant: str, kv_dtype: str, report: Progress) -> tupl
 
 
 def _write_weights(folder: Path, stored: list[StoredWeight], model: Any, report: Progress) -> dict[str, Any]:
-    entries = [artifact.Entry(w.name, w.shape, w.dtype) for w in stored]
-
     def read(name: str) -> NDArray[Any]:
         values: NDArray[Any] = model.tensors[name].read()
         return values
@@ -154,7 +153,7 @@ def _write_weights(folder: Path, stored: list[StoredWeight], model: Any, report:
                 yield result
 
     path = folder / artifact.WEIGHTS
-    return artifact.write_weights(path, entries, arrays(), lambda done: report("weights", done, len(stored)))
+    return artifact.write_weights(path, stored, arrays(), lambda done: report("weights", done, len(stored)))
 
 
 def _write_library(folder: Path, step: Any, target: targets.Target, report: Progress) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def _manifest(
 ) -> dict[str, Any]:
     spec: ModelSpec = model.spec
     kv_heads, head_dim = spec.attention.kv_heads, spec.attention.head_dim
-    source_weights = sum(_product(shape) for shape in tensor_shapes(spec).values())
+    source_weights = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
     return {
         "name": spec.name,
         "spec": to_dict(spec),
@@ -215,10 +214,3 @@ def _manifest(
             "llmc": importlib.metadata.version("llmc"), "tvm": importlib.metadata.version("apache-tvm"),
         },
     }  # fmt: skip
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

@@ -39,11 +39,6 @@ class Format:
     pack: Callable[[F32], Array]
     unpack: Callable[[Array, int, int], F32]
 
-    def bits_per_weight(self, rows: int, columns: int) -> float:
-        """Stored bits per weight of an (N, K) matrix, padding and scales included."""
-        shape = self.packed_shape(rows, columns)
-        return 8 * float(np.prod(shape)) * np.dtype(self.dtype).itemsize / (rows * columns)
-
 
 def ceil_to(value: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least `value`."""

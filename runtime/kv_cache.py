@@ -59,12 +59,8 @@ class PagePool:
         """Pages that no sequence holds."""
         return self.num_pages - self._unused + len(self._returned)
 
-    def reserve(self, sequence: Sequence, tokens: int) -> None:
-        """Give `sequence` pages until `tokens` tokens fit. Raises RequestError, with no change, if too few are free."""
-        self.reserve_all([(sequence, tokens)])
-
     def reserve_all(self, wanted: list[tuple[Sequence, int]]) -> None:
-        """`reserve` for several sequences: for all of them or for none."""
+        """Give each sequence pages until its tokens fit: all of them or none. Raises RequestError if too few are free."""
         counts = [max(0, pages_for(tokens) - len(seq.pages)) for seq, tokens in wanted]
         with self._lock:
             if sum(counts) > self.free_pages:

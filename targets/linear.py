@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, GROUP, TILE, ceil_to
+from llmc.compiler.formats import BLOCK, GROUP, TILE, ceil_to
 from llmc.targets.target import Target
 from llmc.targets.vector import dot2_bf16, dot4, f32, fma, i32, lanes, prefetch, registers, splat, widen_f16
 
@@ -68,7 +68,7 @@ def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tir
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, K64/4), scales and sums (M, K64/32), weight records (T, K64/64, words) -> (M, width)."""
-    reduce_block = _BLOCK_REDUCERS[FORMATS[attrs["format"]].name]
+    reduce_block = _BLOCK_REDUCERS[attrs["format"]]
     records = int(shapes[3][1])
 
     def body(buffers: list[Any]) -> Reduce:

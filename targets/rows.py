@@ -32,7 +32,6 @@ from llmc.targets.vector import (
 )
 
 PARALLEL_ROWS = 16  # fewer rows than this run on one thread: a fork costs about 2 us
-SERIAL_ELEMENTS = 1 << 16  # one row of at least this many elements is worth a fork by itself
 
 Body = Callable[[list[Any], Any], None]
 

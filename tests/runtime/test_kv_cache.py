@@ -23,7 +23,7 @@ def test_every_page_has_one_owner(actions: list[tuple[int, int]]) -> None:
             if tokens == 0:
                 pool.release(sequences[index])
             else:
-                pool.reserve(sequences[index], tokens)
+                pool.reserve_all([(sequences[index], tokens)])
                 assert sequences[index].room >= tokens
         except RequestError:
             assert before == [list(s.pages) for s in sequences]
