@@ -60,7 +60,7 @@ class PagePool:
         return self.num_pages - self._unused + len(self._returned)
 
     def reserve_all(self, wanted: list[tuple[Sequence, int]]) -> None:
-        """Give each sequence pages until its tokens fit: all of them or none. Raises RequestError if too few are free."""
+        """Give each sequence pages until its tokens fit, all of them or none. RequestError if too few are free."""
         counts = [max(0, pages_for(tokens) - len(seq.pages)) for seq, tokens in wanted]
         with self._lock:
             if sum(counts) > self.free_pages:
