@@ -124,7 +124,8 @@ def canonical(value: Any) -> bytes:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Add the list of files and the manifest's own hash, and write it."""
+    """Add the list of files and the manifest's own hash, and write it, over an earlier one."""
+    (folder / MANIFEST).unlink(missing_ok=True)
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     manifest = {"format": FORMAT, **manifest, "files": {name: _digest(folder / name) for name in names}}
     manifest["manifest_sha256"] = hashlib.sha256(canonical(manifest)).hexdigest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,15 @@ from tvm import relax
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
 
-Read = Callable[[str], NDArray[np.float32]]  # our tensor name -> (N, K) or (N,) float32
+
+class Sources(Protocol):
+    """Where weights come from, by our tensor names."""
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """The values, (N, K) or (N,)."""
+
+    def pack(self, format: str, names: tuple[str, ...]) -> NDArray[Any]:
+        """Matrices of one width, one under another, in a format."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class StoredWeight:
     dtype: str
     format: str  # of its packing, or "f32" when it is plain
     sources: tuple[str, ...]
-    compute: Callable[[Read], NDArray[Any]]
+    compute: Callable[[Sources], NDArray[Any]]
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +59,7 @@ def stored_weights(transform: Any, names: list[str]) -> Iterator[StoredWeight]:
         shape = tuple(int(size) for size in value.ty.shape)
         yield StoredWeight(
             "+".join(sources), shape, str(value.ty.dtype.dtype), format, sources,
-            lambda read, value=value: np.ascontiguousarray(walk.compute(value, read)),  # type: ignore[misc]
+            lambda origin, value=value: np.ascontiguousarray(walk.compute(value, origin)),  # type: ignore[misc]
         )  # fmt: skip
 
 
@@ -88,15 +96,24 @@ class _Walk:
             return [leaf]
         return [name for operand in self._operands(expr) for name in self.sources(operand)]
 
-    def compute(self, expr: Any, read: Read) -> NDArray[Any]:
+    def compute(self, expr: Any, origin: Sources) -> NDArray[Any]:
         """The array of an expression."""
         expr = self.value(expr)
         leaf = self._leaf(expr)
         if leaf is not None:
-            return read(leaf)
-        arrays = [self.compute(operand, read) for operand in self._operands(expr)]
+            return origin.read(leaf)
         found = ops.match(expr)
+        if found and found[0].name == "pack" and self._stacks(found[1][0]):
+            return origin.pack(str(found[2]["format"]), tuple(self.sources(found[1][0])))
+        arrays = [self.compute(operand, origin) for operand in self._operands(expr)]
         if found is None:
             return np.concatenate(arrays, axis=int(expr.attrs.axis))
         result: NDArray[Any] = found[0].meaning(*arrays, **found[2])
         return result
+
+    def _stacks(self, expr: Any) -> bool:
+        """Whether it is source matrices one under another, and nothing else."""
+        expr = self.value(expr)
+        if isinstance(expr, relax.Call) and expr.op.name == "relax.concat":
+            return int(expr.attrs.axis) == 0 and all(map(self._stacks, self.value(expr.args[0]).fields))
+        return self._leaf(expr) is not None

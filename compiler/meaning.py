@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.formats import BLOCK, FORMATS, from_bf16, to_bf16
 from llmc.compiler.formats import quantize_rows as _quantize_rows
-
-PAGE = 16  # tokens a KV page holds
+from llmc.compiler.kv_pages import KINDS, PAGE
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -28,6 +27,20 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """(M, C), (C,) -> (M, C)."""
     scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(eps))
     return (x * scale * weight).astype(np.float32)
+
+
+def qk_norm(x: F32, q_weight: F32, k_weight: F32, heads: int, kv_heads: int, head_dim: int, eps: float) -> F32:
+    """(M, (H + 2G) D), (D,), (D,) -> (M, (H + 2G) D): each head of q and of k normed by itself, v as it is."""
+    out = x.reshape(x.shape[0], -1, head_dim).copy()
+    q, k = slice(0, heads), slice(heads, heads + kv_heads)
+    out[:, q] = rms_norm(out[:, q], q_weight, eps)
+    out[:, k] = rms_norm(out[:, k], k_weight, eps)
+    return out.reshape(x.shape)
+
+
+def scale(x: F32, factor: float) -> F32:
+    """(M, C) -> (M, C)."""
+    return x * np.float32(factor)
 
 
 def add_rms_norm(x: F32, residual: F32, weight: F32, eps: float) -> tuple[F32, F32]:
@@ -61,29 +74,25 @@ def rope(x: F32, table: F32, rotated_heads: int, head_dim: int, layout: str) -> 
 
 def attention(
     qkv: F32, kv: NDArray[Any], seqs: I32, slots: I32, page_indptr: I32, page_ids: I32,
-    heads: int, kv_heads: int, head_dim: int, scale: float, kv_dtype: str,
+    heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
 ) -> F32:  # fmt: skip
-    """qkv (M, (H + 2G) D), kv (pages, 2, G, 16 D) written in place -> (M, H D).
+    """qkv (M, (H + 2G) D), kv (pages, 2, G, elements; see kv_pages.py) written in place -> (M, H D).
 
-    In a page, K of a head is (D, 16) and V is (16, D); kv is float32, or uint16 holding bfloat16 bits.
+    Row i attends to slots max(0, slots[i] - window + 1)..slots[i]; window 0 hides none.
     """
     rows = qkv.shape[0]
     q, k, v = np.split(qkv.reshape(rows, -1, head_dim), [heads, heads + kv_heads], axis=1)
-    encode = to_bf16 if kv_dtype == "bf16" else np.asarray
-    decode = from_bf16 if kv_dtype == "bf16" else np.asarray
-    keys = kv[:, 0].reshape(-1, kv_heads, head_dim, PAGE)
-    values = kv[:, 1].reshape(-1, kv_heads, PAGE, head_dim)
+    kind = KINDS[kv_dtype]
     for i in range(rows):
-        page = page_ids[page_indptr[seqs[i]] + slots[i] // PAGE]
-        keys[page, :, :, slots[i] % PAGE] = encode(k[i])
-        values[page, :, slots[i] % PAGE] = encode(v[i])
+        kind.store(kv, page_ids[page_indptr[seqs[i]] + slots[i] // PAGE], slots[i] % PAGE, k[i], v[i])
     out = np.empty((rows, heads, head_dim), np.float32)
     for i in range(rows):
         length = int(slots[i]) + 1
+        start = max(0, length - window) if window else 0
         first = page_indptr[seqs[i]]
-        pages = page_ids[first : first + -(-length // PAGE)]
-        all_keys = decode(keys[pages]).transpose(1, 0, 3, 2).reshape(kv_heads, -1, head_dim)[:, :length]
-        all_values = decode(values[pages]).transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, :length]
+        keys, values = kind.load(kv[page_ids[first : first + -(-length // PAGE)]], head_dim)
+        all_keys = keys.transpose(1, 0, 3, 2).reshape(kv_heads, -1, head_dim)[:, start:length]
+        all_values = values.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, start:length]
         grouped = q[i].reshape(kv_heads, heads // kv_heads, head_dim)
         scores = np.einsum("ghd,gtd->ght", grouped, all_keys) * np.float32(scale)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -92,7 +101,12 @@ def attention(
     return out.reshape(rows, heads * head_dim)
 
 
-ACTIVATIONS = {"silu": lambda x: x / (1 + np.exp(-x))}
+def gelu_tanh(x: F32) -> F32:
+    """x times the normal distribution function of x, approximately (https://arxiv.org/abs/1606.08415 section 2)."""
+    return x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+
+
+ACTIVATIONS = {"silu": lambda x: x / (1 + np.exp(-x)), "gelu_tanh": gelu_tanh}
 
 
 def gated(gate_up: F32, activation: str) -> F32:
@@ -140,7 +154,7 @@ def bf16_linear(x: I32, weight: NDArray[Any], format: str, width: int) -> F32:
 
 
 def quantize_rows(x: F32) -> tuple[I32, F32, F32]:
-    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), scaled sums (M, K64/32)."""
+    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), scaled sums (M, K64/16)."""
     codes, scales, sums = _quantize_rows(x)
     return codes.view(np.int32), scales, sums
 

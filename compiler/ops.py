@@ -16,7 +16,7 @@ from typing import Any
 
 from llmc.compiler import meaning
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import BLOCK, FORMATS, GROUP, ceil_to
+from llmc.compiler.formats import BLOCK, FORMATS, GROUP, SUM_BLOCK, ceil_to
 
 PREFIX = "llmc."
 Attr = int | float | str
@@ -51,7 +51,8 @@ def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     rows, columns = shapes[0]
     width = ceil_to(int(columns), GROUP)
     blocks = (rows, width // BLOCK)
-    return [((rows, width // 4), "int32"), (blocks, "float32"), (blocks, "float32")]
+    sums = (rows, width // SUM_BLOCK)
+    return [((rows, width // 4), "int32"), (blocks, "float32"), (sums, "float32")]
 
 
 _TABLE = (
@@ -81,6 +82,25 @@ _TABLE = (
         meaning.add_rms_norm,
         "sum = x + residual; (sum, rms_norm(sum)) -> 2 x (M, C)",
         "fusion of add and rms_norm",
+    ),
+    Op(
+        "qk_norm",
+        ("qkv", "q_weight", "k_weight"),
+        ("heads", "kv_heads", "head_dim", "eps"),
+        _like_first,
+        meaning.qk_norm,
+        "rms_norm of each of the first H heads of qkv (M, (H + 2G) D) with q_weight (D,), of each of the next G with "
+        "k_weight (D,); the last G pass through -> (M, (H + 2G) D)",
+        "https://arxiv.org/abs/2302.05442 section 2, with the norm of https://arxiv.org/abs/1910.07467",
+    ),
+    Op(
+        "scale",
+        ("x",),
+        ("factor",),
+        _like_first,
+        meaning.scale,
+        "x (M, C) * factor -> (M, C)",
+        "numpy.multiply; https://arxiv.org/abs/1706.03762 section 3.4 scales embeddings so",
     ),
     Op(
         "linear",
@@ -113,13 +133,13 @@ _TABLE = (
     Op(
         "attention",
         ("qkv", "kv", "seqs", "slots", "page_indptr", "page_ids"),
-        ("heads", "kv_heads", "head_dim", "scale", "kv_dtype"),
+        ("heads", "kv_heads", "head_dim", "scale", "window", "kv_dtype"),
         lambda s, a: [((s[0][0], int(a["heads"]) * int(a["head_dim"])), "float32")],
         meaning.attention,
-        "writes K and V of qkv (M, (H + 2G) D) into the pages kv (pages, 2, G, 16 D), in place, then row i attends to "
-        "slots 0..slots[i] of its sequence -> (M, H D). The one op with an effect: every page it reads it also wrote, "
-        "so nothing else may touch kv in a step",
-        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245",
+        "writes K and V of qkv (M, (H + 2G) D) into kv (pages, 2, G, elements; see compiler/kv_pages.py), in place, "
+        "then row i attends to slots 0..slots[i] of its sequence, the last `window` of them if it is not 0 -> (M, H D). "
+        "The one op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
+        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window https://arxiv.org/abs/2004.05150",
     ),
     Op(
         "gated",
@@ -128,7 +148,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], s[0][1] // 2), "float32")],
         meaning.gated,
         "activation(first half) * second half of gate_up (M, 2F) -> (M, F)",
-        "https://arxiv.org/abs/2002.05202 SwiGLU",
+        "https://arxiv.org/abs/2002.05202 SwiGLU, GEGLU",
     ),
     Op(
         "take_rows",
@@ -154,8 +174,8 @@ _TABLE = (
         ("format",),
         _pack_result,
         meaning.pack,
-        "weight (N, K) float32 -> the packed tensor of the format (compiler/formats.py); runs at compile time",
-        "compiler/formats.py",
+        "weight (N, K) float32 -> the packed tensor of the format (compiler/formats/); runs at compile time",
+        "compiler/formats/",
     ),
     Op(
         "packed_embedding",
@@ -164,7 +184,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.packed_embedding,
         "embedding whose table (V, C) is packed",
-        "compiler/formats.py",
+        "compiler/formats/",
     ),
     Op(
         "packed_linear",
@@ -173,7 +193,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.packed_linear,
         "x (M, K) @ unpack(weight)^T, float32 activations -> (M, N = width)",
-        "compiler/formats.py",
+        "compiler/formats/",
     ),
     Op(
         "round_rows",
@@ -182,7 +202,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], ceil_to(int(s[0][1]), 2) // 2), "int32")],
         meaning.round_rows,
         "x (M, K) -> bfloat16 pairs (M, K/2) int32, the even column low",
-        "compiler/formats.py",
+        "compiler/formats/",
     ),
     Op(
         "bf16_linear",
@@ -191,7 +211,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.bf16_linear,
         "bfloat16 pairs x (M, K/2) @ unpack(weight)^T, float32 sums -> (M, N = width)",
-        "compiler/formats.py",
+        "compiler/formats/",
     ),
     Op(
         "quantize_rows",
@@ -199,8 +219,8 @@ _TABLE = (
         (),
         _quantized_rows,
         meaning.quantize_rows,
-        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sum of codes (M, K64/32)",
-        "compiler/formats.py quantize_rows",
+        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sums of codes (M, K64/16)",
+        "compiler/formats/activations.py",
     ),
     Op(
         "i8_linear",
@@ -209,7 +229,7 @@ _TABLE = (
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.i8_linear,
         "(codes * scales) (M, K) @ unpack(weight)^T -> (M, N = width)",
-        "compiler/formats.py",
+        "compiler/formats/",
     ),
 )
 

@@ -29,6 +29,7 @@ __all__ = [
     "CHOICES",
     "LIMITS",
     "Attention",
+    "Embedding",
     "Head",
     "Mlp",
     "ModelSpec",
@@ -36,6 +37,7 @@ __all__ = [
     "Position",
     "Sizes",
     "Tokens",
+    "Window",
     "example",
     "expand",
     "from_dict",
@@ -59,16 +61,24 @@ LIMITS: dict[str, tuple[float, float]] = {
     "attention.head_dim": (2, 1 << 12),
     "attention.scale": (1e-6, 1e3),
     "position.theta": (1.0, 1e15),
+    "position.factor": (1.0, 1e6),
+    "embedding.scale": (1e-6, 1e6),
+    "window.size": (1, 1 << 27),
+    "window.theta": (1.0, 1e15),
+    "window.factor": (1.0, 1e6),
 }
 
 # The kinds each block can be; a new kind is a row here, a case in frontends/build.py and its op.
 CHOICES: dict[str, tuple[str, ...]] = {
     "norm.kind": ("rms",),
+    "norm.weight": ("plain", "plus_one"),
+    "norm.place": ("pre", "sandwich"),
     "attention.kind": ("gqa",),
+    "attention.qk_norm": ("none", "head"),
     "position.kind": ("rope",),
     "position.layout": ("half", "interleaved"),
     "mlp.kind": ("gated",),
-    "mlp.activation": ("silu",),
+    "mlp.activation": ("silu", "gelu_tanh"),
 }
 
 NAME_LIMIT = 200  # characters in a model's name
@@ -89,17 +99,25 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Norm:
-    """`rms`: x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467)."""
+    """`rms`: x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467).
+
+    `weight` "plus_one": the file stores the weight less one, in every norm; reading adds it. `place` "pre": attention
+    and MLP read a norm of the sum so far; "sandwich": what they give is normed too before it is added
+    (https://arxiv.org/abs/2105.13290).
+    """
 
     kind: str
     eps: float
+    weight: str = "plain"
+    place: str = "pre"
 
 
 @dataclass(frozen=True)
 class Attention:
     """`gqa`: `heads` queries share `kv_heads` keys and values (https://arxiv.org/abs/2305.13245).
 
-    `scale` multiplies q.k before the softmax; `bias` is for q, k and v, `output_bias` for o.
+    `scale` multiplies q.k before the softmax; `bias` is for q, k and v, `output_bias` for o. `qk_norm` "head": each
+    head of q and k passes a norm of its own (weights of head_dim) before rope (https://arxiv.org/abs/2302.05442).
     """
 
     kind: str
@@ -109,18 +127,35 @@ class Attention:
     scale: float
     bias: bool = False
     output_bias: bool = False
+    qk_norm: str = "none"
 
 
 @dataclass(frozen=True)
 class Position:
-    """`rope` with base `theta` (https://arxiv.org/abs/2104.09864).
+    """`rope` with base `theta`, of positions divided by `factor` (https://arxiv.org/abs/2104.09864).
 
-    `half` rotates (x[i], x[i + head_dim/2]), `interleaved` rotates (x[2i], x[2i + 1]).
+    `half` rotates (x[i], x[i + head_dim/2]), `interleaved` rotates (x[2i], x[2i + 1]). A factor other than 1 is linear
+    scaling (https://arxiv.org/abs/2306.15595).
     """
 
     kind: str
     theta: float
     layout: str
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sliding-window attention (https://arxiv.org/abs/2004.05150) in some layers, with rope of their own.
+
+    In `layers` (indices from 0, ascending) a row sees the last `size` tokens, its own included; `theta` and `factor`
+    are for them what Position's are for the other layers.
+    """
+
+    size: int
+    layers: tuple[int, ...]
+    theta: float
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -133,6 +168,13 @@ class Mlp:
     kind: str
     activation: str
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """`scale` multiplies what is looked up; a tied head reads the table as it is."""
+
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -169,6 +211,8 @@ class ModelSpec:
     head: Head
     tokens: Tokens
     tensors: dict[str, str]
+    embedding: Embedding = Embedding()
+    window: Window | None = None  # none: every layer sees the whole text
 
     def __post_init__(self) -> None:
         faults = [*_range_faults(self), *_choice_faults(self)]
@@ -180,6 +224,10 @@ class ModelSpec:
 def _value(spec: ModelSpec, path: str) -> Any:
     block, field = path.split(".")
     return getattr(getattr(spec, block), field)
+
+
+def _has(spec: ModelSpec, path: str) -> bool:
+    return getattr(spec, path.split(".")[0]) is not None
 
 
 def range_fault(path: str, value: Any, label: str | None = None) -> str | None:
@@ -198,7 +246,7 @@ def range_fault(path: str, value: Any, label: str | None = None) -> str | None:
 
 
 def _range_faults(spec: ModelSpec) -> list[str]:
-    return [fault for path in LIMITS if (fault := range_fault(path, _value(spec, path)))]
+    return [fault for path in LIMITS if _has(spec, path) and (fault := range_fault(path, _value(spec, path)))]
 
 
 def _choice_faults(spec: ModelSpec) -> list[str]:
@@ -216,6 +264,12 @@ def _relation_faults(spec: ModelSpec) -> list[str]:
         faults.append(f"attention.heads = {attention.heads} is no multiple of kv_heads = {attention.kv_heads}")
     if attention.head_dim % 2:
         faults.append(f"attention.head_dim = {attention.head_dim}, wanted an even number for rope")
+    layers = spec.window.layers if spec.window else (0,)
+    ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
+    if not layers or not ascending or layers[0] < 0 or layers[-1] >= spec.sizes.layers:
+        faults.append(
+            f"window.layers = {clip(layers)}, wanted indices from 0 to {spec.sizes.layers - 1}, ascending, at least one"
+        )
     if not 1 <= len(spec.name) <= NAME_LIMIT or not spec.name.isprintable():
         faults.append(f"name = {clip(spec.name)}, wanted 1 to {NAME_LIMIT} printable characters")
     return faults
@@ -265,6 +319,8 @@ def to_dict(spec: ModelSpec) -> dict[str, Any]:
     """The spec as plain JSON values, the same for equal specs."""
     plain = asdict(spec)
     plain["tokens"]["eos"] = list(spec.tokens.eos)
+    if spec.window:
+        plain["window"]["layers"] = list(spec.window.layers)
     return plain
 
 

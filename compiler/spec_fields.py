@@ -50,8 +50,11 @@ def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespa
             faults.append(f"unknown key {prefix}{near(str(key), fields)}")
             continue
         hint = types[key]
-        if dataclasses.is_dataclass(hint):
-            values[key] = read_dataclass(typing.cast(type, hint), value, prefix + key, faults, namespace)
+        table = _table_of(hint)
+        if table is not None and (value is not None or table is hint):
+            values[key] = read_dataclass(table, value, prefix + key, faults, namespace)
+        elif table is not None:
+            values[key] = None
         else:
             values[key] = _read_value(hint, value, prefix + key, faults)
     for name, field in fields.items():
@@ -61,6 +64,12 @@ def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespa
         elif name not in plain and field.default is dataclasses.MISSING:
             values[name] = None  # TOML has no null: an absent `int | None` is None
     return None if len(faults) > before else cls(**values)
+
+
+def _table_of(hint: Any) -> type | None:
+    """The dataclass in the annotation of a field, `X` or `X | None`; None for a plain value."""
+    found = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+    return typing.cast(type, found[0]) if found else None
 
 
 def _is_int(value: Any) -> bool:
@@ -103,6 +112,7 @@ def _toml_value(value: Any) -> str:
 
 def write_toml(plain: dict[str, Any]) -> str:
     """TOML text of a table of values and of tables of values (no deeper); None is left out."""
+    plain = {key: value for key, value in plain.items() if value is not None}
     lines = [f"{key} = {_toml_value(v)}" for key, v in plain.items() if not isinstance(v, dict)]
     for key, table in plain.items():
         if not isinstance(table, dict):

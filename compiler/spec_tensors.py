@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.compiler.spec import ModelSpec
 
-Wanted = Callable[["ModelSpec"], bool]
+Condition = tuple[str, Any]  # (a field of the spec as "block.field", the value it must have)
 
+_QKV_BIAS: Condition = ("attention.bias", True)
+_MLP_BIAS: Condition = ("mlp.bias", True)
+_QK_NORM: Condition = ("attention.qk_norm", "head")
+_SANDWICH: Condition = ("norm.place", "sandwich")
 
-def _always(_: ModelSpec) -> bool:
-    return True
-
-
-def _qkv_bias(spec: ModelSpec) -> bool:
-    return spec.attention.bias
-
-
-def _output_bias(spec: ModelSpec) -> bool:
-    return spec.attention.output_bias
-
-
-def _mlp_bias(spec: ModelSpec) -> bool:
-    return spec.mlp.bias
-
-
-def _own_head(spec: ModelSpec) -> bool:
-    return not spec.head.tied
-
-
-# Our name -> the letters of its shape (see `dimensions`), and when a model has it.
-TABLE: dict[str, tuple[tuple[str, ...], Wanted]] = {
-    "embedding": (("vocab", "hidden"), _always),
-    "layers.{layer}.attention_norm": (("hidden",), _always),
-    "layers.{layer}.q": (("q", "hidden"), _always),
-    "layers.{layer}.k": (("kv", "hidden"), _always),
-    "layers.{layer}.v": (("kv", "hidden"), _always),
-    "layers.{layer}.q_bias": (("q",), _qkv_bias),
-    "layers.{layer}.k_bias": (("kv",), _qkv_bias),
-    "layers.{layer}.v_bias": (("kv",), _qkv_bias),
-    "layers.{layer}.o": (("hidden", "q"), _always),
-    "layers.{layer}.o_bias": (("hidden",), _output_bias),
-    "layers.{layer}.mlp_norm": (("hidden",), _always),
-    "layers.{layer}.gate": (("ffn", "hidden"), _always),
-    "layers.{layer}.up": (("ffn", "hidden"), _always),
-    "layers.{layer}.down": (("hidden", "ffn"), _always),
-    "layers.{layer}.gate_bias": (("ffn",), _mlp_bias),
-    "layers.{layer}.up_bias": (("ffn",), _mlp_bias),
-    "layers.{layer}.down_bias": (("hidden",), _mlp_bias),
-    "final_norm": (("hidden",), _always),
-    "head": (("vocab", "hidden"), _own_head),
+# Our name -> the letters of its shape (see `dimensions`), and when a model has it (None: always).
+TABLE: dict[str, tuple[tuple[str, ...], Condition | None]] = {
+    "embedding": (("vocab", "hidden"), None),
+    "layers.{layer}.attention_norm": (("hidden",), None),
+    "layers.{layer}.q": (("q", "hidden"), None),
+    "layers.{layer}.k": (("kv", "hidden"), None),
+    "layers.{layer}.v": (("kv", "hidden"), None),
+    "layers.{layer}.q_bias": (("q",), _QKV_BIAS),
+    "layers.{layer}.k_bias": (("kv",), _QKV_BIAS),
+    "layers.{layer}.v_bias": (("kv",), _QKV_BIAS),
+    "layers.{layer}.q_norm": (("head_dim",), _QK_NORM),
+    "layers.{layer}.k_norm": (("head_dim",), _QK_NORM),
+    "layers.{layer}.o": (("hidden", "q"), None),
+    "layers.{layer}.o_bias": (("hidden",), ("attention.output_bias", True)),
+    "layers.{layer}.attention_post_norm": (("hidden",), _SANDWICH),
+    "layers.{layer}.mlp_norm": (("hidden",), None),
+    "layers.{layer}.gate": (("ffn", "hidden"), None),
+    "layers.{layer}.up": (("ffn", "hidden"), None),
+    "layers.{layer}.down": (("hidden", "ffn"), None),
+    "layers.{layer}.gate_bias": (("ffn",), _MLP_BIAS),
+    "layers.{layer}.up_bias": (("ffn",), _MLP_BIAS),
+    "layers.{layer}.down_bias": (("hidden",), _MLP_BIAS),
+    "layers.{layer}.mlp_post_norm": (("hidden",), _SANDWICH),
+    "final_norm": (("hidden",), None),
+    "head": (("vocab", "hidden"), ("head.tied", False)),
 }
+
+
+def is_norm(name: str) -> bool:
+    """Whether one of our names is the weight of a norm."""
+    return name.endswith("norm")
 
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:
@@ -62,14 +56,20 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
         "vocab": spec.sizes.vocab,
         "hidden": spec.sizes.hidden,
         "ffn": spec.sizes.ffn,
+        "head_dim": attention.head_dim,
         "q": attention.heads * attention.head_dim,
         "kv": attention.kv_heads * attention.head_dim,
     }
 
 
+def names_wanted(value_of: Callable[[str], Any]) -> list[str]:
+    """Our names, with "{layer}", of exactly the tensors of a model whose fields are `value_of("block.field")`."""
+    return [name for name, (_, wanted) in TABLE.items() if wanted is None or value_of(wanted[0]) == wanted[1]]
+
+
 def required_tensors(spec: ModelSpec) -> list[str]:
     """Our names, with "{layer}", of exactly the tensors a model of this spec has."""
-    return [name for name, (_, wanted) in TABLE.items() if wanted(spec)]
+    return names_wanted(lambda path: operator.attrgetter(path)(spec))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import ModelSpec, expand, tensor_shapes
 from llmc.compiler.spec_fields import clip
+from llmc.compiler.spec_tensors import is_norm
 from llmc.frontends.tensor import READABLE, Tensor
 
 SHOWN = 40  # groups of names in one error
@@ -56,7 +58,8 @@ def bind(
     """Our expanded names ("layers.3.q") -> tensors of `found`, in model order.
 
     `ignorable` are names of the file that carry nothing a model needs; `notes` says more about some
-    that are refused. Raises SourceError listing all missing, unread, misshapen and unreadable ones.
+    that are refused. Norms that the file stores less one (`norm.weight`) are read with it. Raises
+    SourceError listing all missing, unread, misshapen and unreadable ones.
     """
     names = expand(spec)
     shapes = tensor_shapes(spec)
@@ -74,7 +77,7 @@ def bind(
         if tensor.shape != shapes[ours]:
             reason = f"{list(tensor.shape)}, wanted {list(shapes[ours])}"
             wrong.setdefault(reason, []).append(tensor.name)
-        if tensor.stored not in READABLE:
+        if not tensor.readable:
             unreadable.setdefault(tensor.stored, []).append(tensor.name)
     faults += [f"shape of {group_names(group)} is {reason}" for reason, group in wrong.items()]
     faults += [
@@ -86,4 +89,6 @@ def bind(
             f"{where}: tensors do not fit the spec: {'; '.join(faults)}. "
             "Give a spec file that describes this model, or fetch the whole model again"
         )
+    if spec.norm.weight == "plus_one":
+        present = {ours: replace(tensor, plus=1.0) if is_norm(ours) else tensor for ours, tensor in present.items()}
     return present

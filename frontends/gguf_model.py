@@ -8,8 +8,9 @@ from typing import Any
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec
 from llmc.frontends.binding import bind
+from llmc.frontends.gguf_architectures import TENSOR_NOTES
 from llmc.frontends.gguf_file import GgufFile, read_gguf
-from llmc.frontends.gguf_spec import TENSOR_NOTES, derive_spec
+from llmc.frontends.gguf_spec import derive_spec
 from llmc.frontends.gguf_tokenizer import make_tokenizer, token_texts
 from llmc.frontends.hf_text import check_template
 from llmc.frontends.source import Source

@@ -20,7 +20,7 @@ from llmc.compiler.spec_fields import clip, near
 from llmc.frontends.gguf_pretokenizers import PRE_TOKENIZERS
 
 PREFIX = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of token_type (gguf.md); 1 normal, 5 unused, 6 byte
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # of token_type (gguf.md); 1 normal, 5 unused
 _TYPES = range(1, 7)
 _MAX_TOKEN = 1 << 10  # characters
 _MAX_PIECE = 1 << 8  # characters of a SentencePiece token, each of whose cuts is looked at
@@ -169,7 +169,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     unknown = next((tokens[id_] for id_, kind in enumerate(types) if kind == UNKNOWN), None)
     model = BPE(
         vocab,
-        _merges_of_scores(vocab, scores),
+        _merges_of_scores(vocab, scores, types),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=True,
@@ -184,10 +184,15 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     return tokenizer
 
 
-def _merges_of_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, the best score of the third first."""
+def _merges_of_scores(vocab: dict[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
+    """Every way to join two tokens to a third, the best score of the third first.
+
+    Tokens that stand for no text are never the result: no text that spells one becomes it.
+    """
     ranked = []
     for token, id_ in vocab.items():
+        if types[id_] in (UNKNOWN, CONTROL, BYTE):
+            continue
         for cut in range(1, len(token) if len(token) <= _MAX_PIECE else 0):
             left, right = token[:cut], token[cut:]
             if left in vocab and right in vocab:
@@ -198,14 +203,17 @@ def _merges_of_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[
 
 def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens are special (left out of decoded text), user-defined ones are not."""
-    for id_, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+    control, defined = [], []
+    for token, kind in zip(tokens, types, strict=True):
         if kind in (UNKNOWN, CONTROL):
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            control.append(AddedToken(token, special=True, normalized=False))
         elif kind == USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
-        else:
-            continue
-        if tokenizer.token_to_id(token) != id_:
+            defined.append(AddedToken(token, special=False, normalized=False))
+    # In two calls: each one rebuilds the library's search tree, and some vocabularies have thousands.
+    tokenizer.add_special_tokens(control)
+    tokenizer.add_tokens(defined)
+    for id_, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and tokenizer.token_to_id(token) != id_:
             raise SourceError(f"{PREFIX}tokens: {clip(token)} cannot be given its id {id_}")
 
 

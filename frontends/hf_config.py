@@ -6,25 +6,14 @@ import math
 from typing import Any
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.spec import (
-    EOS_LIMIT,
-    Attention,
-    Head,
-    Mlp,
-    ModelSpec,
-    Norm,
-    Position,
-    Sizes,
-    Tokens,
-    range_fault,
-)
+from llmc.compiler.spec import EOS_LIMIT, ModelSpec, Tokens, range_fault
 from llmc.compiler.spec_fields import clip, near
-from llmc.frontends.hf_families import FAMILIES, IRRELEVANT, MUST_BE_OFF, Family
+from llmc.frontends.assemble import assemble
+from llmc.frontends.hf_families import ACTIVATIONS, FAMILIES, INVERSE_ROOTS, IRRELEVANT, MUST_BE_OFF, Family
+from llmc.frontends.hf_positions import positions, rope_keys
+from llmc.frontends.hf_quantization import KEY, packing_of
 
-DEFAULT_THETA = 10000.0  # transformers PreTrainedConfig.default_theta
-_ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id")
-_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 
 
 def family_of(config: dict[str, Any]) -> Family:
@@ -47,47 +36,27 @@ def derive_spec(config: dict[str, Any], generation: dict[str, Any], name: str, p
     """
     family = family_of(config)
     faults = [*_unknown_keys(config, family), *_refused_values(config, family)]
-    numbers = _numbers(config, family, faults)
-    flags = _flags(config, family, faults)
-    theta = _theta(config, faults)
-    tokens = _tokens(config, generation, prompt_bos, numbers.get("sizes.vocab"), faults)
+    settings = {
+        "position.layout": "half",
+        **family.settings,
+        **_numbers(config, family, faults),
+        **_flags(config, family, faults),
+    }
+    settings |= positions(config, family, settings.get("sizes.layers"), faults)
+    tokens = _tokens(config, generation, prompt_bos, settings.get("sizes.vocab"), faults)
+    packing_of(config, faults)
     if faults:
         raise SourceError(f"config.json: {'; '.join(faults)}")
-    sizes = {path.split(".")[1]: n for path, n in numbers.items() if path.startswith("sizes.")}
-    tied, bias = flags["head.tied"], flags.get("attention.bias", False)
-    spec_flags = (bias, flags.get("mlp.bias", False), tied)
-    return ModelSpec(
-        name=name,
-        sizes=Sizes(**sizes),
-        norm=Norm("rms", float(numbers["norm.eps"])),
-        attention=Attention(
-            kind="gqa",
-            heads=numbers["attention.heads"],
-            kv_heads=numbers["attention.kv_heads"],
-            head_dim=numbers["attention.head_dim"],
-            scale=1 / math.sqrt(numbers["attention.head_dim"]),
-            bias=bias,
-            output_bias=flags.get("attention.output_bias", False),
-        ),
-        position=Position("rope", theta, "half"),
-        mlp=Mlp("gated", _ACTIVATIONS[config.get("hidden_act", "silu")], spec_flags[1]),
-        head=Head(tied),
-        tokens=tokens,
-        tensors=_wanted(family.tensors, *spec_flags),
-    )
-
-
-def _wanted(tensors: dict[str, str], bias: bool, mlp_bias: bool, tied: bool) -> dict[str, str]:
-    """The rows of a family's tensor table that a model with these settings has."""
-    attention = {f"layers.{{layer}}.{name}_bias" for name in "qkvo"}
-    mlp = {f"layers.{{layer}}.{name}_bias" for name in ("gate", "up", "down")}
-    off = (attention if not bias else set()) | (mlp if not mlp_bias else set())
-    off |= {"head"} if tied else set()
-    return {ours: theirs for ours, theirs in tensors.items() if ours not in off}
+    settings["mlp.activation"] = ACTIVATIONS[config.get(family.activation, family.defaults[family.activation])]
+    settings["norm.eps"] = float(settings["norm.eps"])
+    if family.scaled_embedding:
+        settings["embedding.scale"] = math.sqrt(settings["sizes.hidden"])
+    return assemble(name, settings, tokens, family.tensors)
 
 
 def _unknown_keys(config: dict[str, Any], family: Family) -> list[str]:
-    meant = [*family.numbers, *family.flags, *family.only, *_ROPE_KEYS, *_TOKEN_KEYS, "model_type"]
+    meant = [*family.numbers, *family.flags, *family.only, family.activation, *_TOKEN_KEYS, "model_type", KEY]
+    meant += [*rope_keys(family), *(family.windows.keys if family.windows else ())]
     known = {*meant, *IRRELEVANT, *MUST_BE_OFF}
     unknown = [near(key, meant) for key in config if key not in known]
     if not unknown:
@@ -99,11 +68,10 @@ def _refused_values(config: dict[str, Any], family: Family) -> list[str]:
     faults = [
         f"{key} is set: {why}" for key, why in MUST_BE_OFF.items() if config.get(key) not in (None, False, {}, [])
     ]
-    for key, values in family.only.items():
+    for key, values in {**family.only, family.activation: tuple(ACTIVATIONS)}.items():
         value = config.get(key, family.defaults.get(key))
         if not any(value is known or (value == known and type(value) is type(known)) for known in values):
-            note = f" ({family.notes[key]})" if key in family.notes else ""
-            faults.append(f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}{note}")
+            faults.append(f"{key} = {clip(value)}, llmc knows: {', '.join(map(repr, values))}")
     return faults
 
 
@@ -115,14 +83,14 @@ def _numbers(config: dict[str, Any], family: Family, faults: list[str]) -> dict[
         if key not in config and key not in family.defaults:
             faults.append(f"missing key {key}")
             continue
-        value = config.get(key, family.defaults.get(key))
+        value: Any = config.get(key, family.defaults.get(key))
         if value is None and key in derived:
             continue
         fault = range_fault(path, value, key)
         if fault:
             faults.append(fault)
         else:
-            numbers[path] = value
+            numbers[path] = value**-0.5 if key in INVERSE_ROOTS else value
     heads, hidden = numbers.get("attention.heads"), numbers.get("sizes.hidden")
     if heads and hidden:
         numbers.setdefault("attention.kv_heads", heads)
@@ -137,6 +105,8 @@ def _numbers(config: dict[str, Any], family: Family, faults: list[str]) -> dict[
             )
         if numbers["attention.head_dim"] % 2 or numbers["attention.head_dim"] < 2:
             faults.append(f"head_dim = {numbers['attention.head_dim']}, wanted an even number")
+        else:
+            numbers.setdefault("attention.scale", 1 / math.sqrt(numbers["attention.head_dim"]))
     return numbers
 
 
@@ -149,43 +119,6 @@ def _flags(config: dict[str, Any], family: Family, faults: list[str]) -> dict[st
         for path in paths:
             flags[path] = value is True
     return flags
-
-
-def _theta(config: dict[str, Any], faults: list[str]) -> float:
-    """The base of rope: transformers 5 writes `rope_parameters`, older ones the other two keys."""
-    thetas = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        table = config.get(key)
-        if table is None:
-            continue
-        if not isinstance(table, dict):
-            faults.append(f"{key} = {clip(table)}, wanted a table or null")
-            continue
-        kinds = [table[name] for name in ("rope_type", "type") if name in table]
-        if any(kind != "default" for kind in kinds) or not (kinds or "rope_theta" in table):
-            faults.append(
-                f"{key} is {clip(table)}: llmc knows rope_type 'default' only; "
-                "without the key the model runs up to the length it was first trained for"
-            )
-            continue
-        if table.get("partial_rotary_factor", 1.0) != 1.0:
-            faults.append(f"{key}.partial_rotary_factor = {clip(table['partial_rotary_factor'])}, wanted 1")
-        known = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-        unknown = [near(str(name), known) for name in table if name not in known]
-        if unknown:
-            faults.append(f"{key} has unknown keys {', '.join(unknown)}")
-        if "rope_theta" in table:
-            thetas[f"{key}.rope_theta"] = table["rope_theta"]
-    if config.get("rope_theta") is not None:
-        thetas["rope_theta"] = config["rope_theta"]
-    wrong = [f for key, theta in thetas.items() if (f := range_fault("position.theta", theta, key))]
-    faults += wrong
-    if not wrong and len({float(theta) for theta in thetas.values()}) > 1:
-        values = ", ".join(f"{key} = {clip(theta)}" for key, theta in thetas.items())
-        faults.append(f"{values} disagree; keep the right one")
-    if wrong or not thetas:
-        return DEFAULT_THETA
-    return float(next(iter(thetas.values())))
 
 
 def _tokens(

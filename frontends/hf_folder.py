@@ -13,6 +13,7 @@ from llmc.compiler.spec_fields import clip
 from llmc.frontends.binding import bind
 from llmc.frontends.hf_config import derive_spec, family_of
 from llmc.frontends.hf_families import FAMILIES
+from llmc.frontends.hf_quantization import Packing, packing_of
 from llmc.frontends.hf_text import (
     MAX_TEMPLATE,
     chat_template,
@@ -20,6 +21,7 @@ from llmc.frontends.hf_text import (
     generation_defaults,
     special_tokens,
 )
+from llmc.frontends.int4_tensors import Int4Tensor, fold, zero_biases
 from llmc.frontends.mapped_file import inside, read_bounded
 from llmc.frontends.model_name import clean_name
 from llmc.frontends.safetensors_file import read_safetensors
@@ -47,17 +49,17 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
     tokenizer = check_tokenizer(_read_tokenizer(folder), "tokenizer.json")
     text = _json(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG)
     generation = _json(folder, "generation_config.json", MAX_CONFIG)
+    config = _json(folder, "config.json", MAX_CONFIG)
     if spec is None:
-        config = _json(folder, "config.json", MAX_CONFIG)
         spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos)
         ignored = family_of(config).ignored_tensors
     else:
         ignored = tuple(name for family in FAMILIES.values() for name in family.ignored_tensors)
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
     check_extra_tokens(text, tokenizer.vocab)
-    found = _read_weights(folder)
+    found = fold(_read_weights(folder), _packing(config), folder.name)
     skip = {name.replace("{layer}", str(layer)) for name in ignored for layer in range(spec.sizes.layers)}
-    skip |= _tied_copies(spec, found)
+    skip |= _tied_copies(spec, found) | zero_biases(found, set(expand(spec).values()))
     template_file = folder / "chat_template.jinja"
     template = _text(folder, template_file.name) if template_file.exists() else None
     return Source(
@@ -68,6 +70,14 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
         generation=generation_defaults(generation),
         special_tokens=special_tokens(text, tokenizer.vocab),
     )
+
+
+def _packing(config: dict[str, Any]) -> Packing | None:
+    faults: list[str] = []
+    packing = packing_of(config, faults)
+    if faults:
+        raise SourceError(f"config.json: {'; '.join(faults)}")
+    return packing
 
 
 def _read_tokenizer(folder: Path) -> bytes:
@@ -142,7 +152,7 @@ def _tied_copies(spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.stored != b.stored or not a.shape:
+    if a.shape != b.shape or a.stored != b.stored or not a.shape or isinstance(a, Int4Tensor):
         return False
     step = max(1, a.nbytes // max(1, a.shape[0])) * _COMPARE_ROWS
     return all(

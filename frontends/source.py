@@ -33,7 +33,8 @@ class Source:
 
     def close(self) -> None:
         """Unmaps the files. Tensors cannot be read afterwards; arrays that were read stay valid."""
-        for file in {id(tensor.file): tensor.file for tensor in self.tensors.values()}.values():
+        files = {id(file): file for tensor in self.tensors.values() for file in tensor.files}
+        for file in files.values():
             # A view that someone still holds keeps the map open until it goes.
             with contextlib.suppress(BufferError):
                 file.data.close()

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
+from llmc.compiler.formats import Quantized
+from llmc.frontends.gguf_blocks import kept_format, read_blocks
 from llmc.frontends.mapped_file import MappedFile
 
 Floats = NDArray[np.float32]
@@ -42,6 +44,33 @@ class Tensor:
     offset: int  # bytes from the start of the file
     nbytes: int  # on disk
     file: MappedFile
+    plus: float = 0.0  # added to every value: 1 for the norms of files that store their weights less one
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` knows how the values are stored."""
+        return self.stored in READABLE
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """Every file that has a part of the tensor."""
+        return (self.file,)
+
+    @property
+    def kept(self) -> str | None:
+        """The block format (a key of FORMATS) that holds the stored numbers without loss; None for floats."""
+        return kept_format(self.stored) if len(self.shape) == 2 and not self.plus else None
+
+    def read_quantized(self) -> Quantized:
+        """The stored codes and scales, for the format `kept`: dequantized they are `read`, bit for bit.
+
+        Columns are padded to whole records with blocks that decode to 0. Raises SourceError where nothing can be
+        kept, and for NaN or infinity.
+        """
+        quantized = self._blocks()
+        if not all(np.isfinite(table).all() for table in quantized.tables.values()):
+            raise self._damaged()
+        return quantized
 
     def read(self) -> Floats:
         """All values as a new float32 array of `shape`.
@@ -65,18 +94,31 @@ class Tensor:
                 f"{self.file.name}: {self.name} is stored as {self.stored}, wanted one of "
                 f"{', '.join(READABLE)}; convert the model"
             )
+        values = decode_values(self._raw(start, stop), self.stored)
+        if not np.isfinite(values).all():
+            raise self._damaged()
+        return values + np.float32(self.plus) if self.plus else values
+
+    def _blocks(self) -> Quantized:
+        if self.kept is None:
+            raise SourceError(f"{self.file.name}: {self.name} is stored as {self.stored}, which no block format keeps")
+        raw = self._raw(0, self.shape[0])
+        return read_blocks(raw.reshape(len(raw), -1, READABLE[self.stored][1]), self.stored)
+
+    def _raw(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """A view of the bytes of rows `start` to `stop`: (rows, bytes of a row)."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
         row_bytes = self.nbytes // rows
         raw = self.file.bytes_at(self.offset + start * row_bytes, (stop - start) * row_bytes)
-        values = _decode(raw.reshape(stop - start, row_bytes), self.stored)
-        if not np.isfinite(values).all():
-            raise SourceError(
-                f"{self.file.name}: {self.name} has NaN or infinite values; the weights are damaged, fetch them again"
-            )
-        return values
+        return raw.reshape(stop - start, row_bytes)
+
+    def _damaged(self) -> SourceError:
+        return SourceError(
+            f"{self.file.name}: {self.name} has NaN or infinite values; the weights are damaged, fetch them again"
+        )
 
 
-def _decode(raw: NDArray[np.uint8], stored: str) -> Floats:
+def decode_values(raw: NDArray[np.uint8], stored: str) -> Floats:
     """Raw bytes (N, row bytes) -> float32 (N, K)."""
     if stored == "F32":
         return raw.view("<f4").astype(np.float32)

@@ -1,11 +1,13 @@
 """Linear layers that share an input and whose outputs stand side by side become one (q/k/v, gate/up).
 
 One call reads its input once, and one weight stream is longer than two: fewer forks, better prefetch.
+Matrices that are to be stored in different formats stay apart.
     concat(linear(x, a), linear(x, b)) -> linear(x, concat(a, b)), biases likewise
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -13,16 +15,23 @@ from tvm import ir, relax
 
 from llmc.compiler import ops
 from llmc.compiler.rewrite import rewrite_functions
+from llmc.passes.matrices import sources
+
+Choose = Callable[[str], str]  # weight's name -> format
 
 
-def fuse_linears(module: tvm.IRModule) -> tvm.IRModule:
-    """Float32 linear layers of the unpacked graph -> fewer of them."""
-    fused = rewrite_functions(_Fuse(module), module)
+def fuse_linears(module: tvm.IRModule, choose: Choose) -> tvm.IRModule:
+    """Float32 linear layers of the unpacked graph -> fewer of them; `choose` gives each weight's format."""
+    fused = rewrite_functions(_Fuse(module, choose), module)
     return relax.transform.DeadCodeElimination()(fused)
 
 
 @relax.expr_functor.mutator
 class _Fuse(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, choose: Choose) -> None:
+        super().__init__(module)
+        self.choose = choose
+
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
         if not call.op.same_as(ir.Op.get("relax.concat")) or int(call.attrs.axis) != 1:
@@ -33,6 +42,8 @@ class _Fuse(relax.PyExprMutator):
         inputs, weights, biases = zip(*branches, strict=True)
         with_bias = sum(bias is not None for bias in biases)
         if any(not x.same_as(inputs[0]) for x in inputs) or with_bias not in (0, len(biases)):
+            return call
+        if len({self.choose(name) for w in weights for name in sources(self.lookup_binding, w)}) > 1:
             return call
         weight = self.builder_.emit(relax.op.concat(list(weights), axis=0))
         linear = ops.call("linear", [inputs[0], weight], {})

@@ -6,7 +6,6 @@ The format also decides the left side: float32, rounded to bfloat16, or int8 blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -15,20 +14,23 @@ from tvm import relax
 from llmc.compiler import ops
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.rewrite import rewrite_functions
+from llmc.passes.fuse_linears import Choose
+from llmc.passes.matrices import sources
 
-Choose = Callable[[str], str]  # weight variable's name -> format
 
+def pack_weights(module: tvm.IRModule, choose: Choose, exact: bool = False) -> tvm.IRModule:
+    """Float32 matrices -> packed ones; a matrix used twice (a tied head) is packed once.
 
-def pack_weights(module: tvm.IRModule, choose: Choose) -> tvm.IRModule:
-    """Float32 matrices -> packed ones; a matrix used twice (a tied head) is packed once."""
-    return rewrite_functions(_Pack(module, choose), module)
+    `exact` keeps the activations of block formats float32.
+    """
+    return rewrite_functions(_Pack(module, choose, exact), module)
 
 
 @relax.expr_functor.mutator
 class _Pack(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, choose: Choose) -> None:
+    def __init__(self, module: tvm.IRModule, choose: Choose, exact: bool) -> None:
         super().__init__(module)
-        self.choose = choose
+        self.choose, self.exact = choose, exact
         self.packed: dict[Any, Any] = {}
 
     def visit_call_(self, call: Any) -> Any:
@@ -37,7 +39,7 @@ class _Pack(relax.PyExprMutator):
         if found is None or found[0].name not in ("linear", "embedding"):
             return call
         op, (left, weight), _ = found
-        format = FORMATS[self.choose(weight.name)]
+        format = FORMATS[self.choose(sources(self.lookup_binding, weight)[0])]
         width = int(weight.ty.shape[1 if op.name == "embedding" else 0])
         attrs: dict[str, ops.Attr] = {"format": format.name, "width": width}
         packed = self._pack(weight, format.name)
@@ -55,7 +57,7 @@ class _Pack(relax.PyExprMutator):
         emit = self.builder_.emit
         if activation == "bf16":
             return ops.call("bf16_linear", [emit(ops.call("round_rows", [x], {})), weight], attrs)
-        if activation == "i8":
+        if activation == "i8" and not self.exact:
             parts = emit(ops.call("quantize_rows", [x], {}))
             codes = [emit(relax.TupleGetItem(parts, i)) for i in range(3)]
             return ops.call("i8_linear", [*codes, weight], attrs)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tvm
 from tvm import relax
 
 from llmc.compiler.pipeline import Stage
 from llmc.passes.fuse_add_norm import fuse_add_norm
-from llmc.passes.fuse_linears import fuse_linears
+from llmc.passes.fuse_linears import Choose, fuse_linears
 from llmc.passes.lift_weights import lift_weights
 from llmc.passes.pack_weights import pack_weights
 
@@ -19,12 +17,17 @@ def drop_dead(module: tvm.IRModule) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(module)
 
 
-def stages(choose: Callable[[str], str]) -> list[Stage]:
-    """The pipeline for one choice of weight formats: `choose(weight name) -> format name`."""
+def stages(choose: Choose, exact: bool = False) -> list[Stage]:
+    """The pipeline for one choice of weight formats: `choose(weight name) -> format name`.
+
+    `exact`: activations stay float32 where block formats would round them to int8.
+    """
     return [
         Stage("drop_dead", drop_dead, "first: what a spec switches off must not be packed or timed"),
-        Stage("fuse_linears", fuse_linears, "before pack_weights: it joins plain float32 matrices"),
+        Stage(
+            "fuse_linears", lambda m: fuse_linears(m, choose), "before pack_weights: it joins plain float32 matrices"
+        ),
         Stage("fuse_add_norm", fuse_add_norm, "any time before lowering"),
-        Stage("pack_weights", lambda module: pack_weights(module, choose), "after fusion: each matrix is final"),
+        Stage("pack_weights", lambda module: pack_weights(module, choose, exact), "after fusion: each matrix is final"),
         Stage("lift_weights", lift_weights, "last: everything about weights stands in the graph by now"),
     ]

@@ -2,7 +2,7 @@
 
 >>> import llmc.runtime
 >>> sorted(llmc.runtime.__all__)
-['ArtifactError', 'Generation', 'LlmcError', 'Model', 'RequestError', 'inspect', 'load', 'verify']
+['ArtifactError', 'Evaluation', 'Generation', 'LlmcError', 'Model', 'RequestError', 'inspect', 'load', 'verify']
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
     from llmc.runtime.generate import Generation
     from llmc.runtime.model import Model, load
+    from llmc.runtime.quality import Evaluation
 
 __all__ = [
     "ArtifactError",
+    "Evaluation",
     "Generation",
     "LlmcError",
     "Model",
@@ -29,6 +31,7 @@ __all__ = [
 
 _HOMES = {
     "ArtifactError": "llmc.runtime.errors",
+    "Evaluation": "llmc.runtime.quality",
     "Generation": "llmc.runtime.generate",
     "LlmcError": "llmc.runtime.errors",
     "Model": "llmc.runtime.model",

@@ -23,6 +23,7 @@ from llmc.runtime.generate import Generation, Generator, Options, TextStream
 from llmc.runtime.integrity import Progress
 from llmc.runtime.kv_cache import PagePool
 from llmc.runtime.manifest import Manifest
+from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
 from llmc.runtime.tokenizer import Tokenizer
 from llmc.runtime.weights import ALIGN, map_weights
 
@@ -140,6 +141,11 @@ class Model:
         """Text of token ids; `special` writes special tokens too."""
         return self._tokenizer.decode(as_ids(list(ids), self._facts.vocab).tolist(), special)
 
+    def evaluate(self, text: Prompt, window: int = WINDOW, against: Model | None = None, **options: Any) -> Evaluation:
+        """Perplexity of `text`, and divergence `against` another model; options and errors as `quality.evaluate`."""
+        other = None if against is None else against._subject()
+        return evaluate(self._subject(), text, window, other, **options)
+
     def step(self, rows: Iterable[Any]) -> Any:
         """`engine.step`: append tokens to sequences and get logits."""
         return self.engine.step(rows)
@@ -158,6 +164,9 @@ class Model:
 
     def _generator(self) -> Generator:
         return Generator(self.engine, self._tokenizer, self._facts.eos)
+
+    def _subject(self) -> Subject:
+        return Subject(self.engine, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

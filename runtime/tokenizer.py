@@ -49,6 +49,11 @@ class Tokenizer:
         """Ids that stand for no text, such as the end of a message."""
         return self._special
 
+    def same_ids_as(self, other: Tokenizer) -> bool:
+        """Whether every id stands for the same token in both."""
+        mine: object = self._backend.get_vocab()
+        return mine == other._backend.get_vocab()
+
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """Token ids of `text`, after the model's first token where it wants one and `bos` is true."""
         _check_text(text)

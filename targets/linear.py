@@ -1,4 +1,4 @@
-"""Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one kernel template for every format and row count.
+"""Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one loop nest for every format and row count.
 
 A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `ROW_BLOCK` input
 rows; inside, rows go in groups of 8, 4, 2, 1 that share each weight register. Every row's sum runs over K in the same
@@ -14,9 +14,9 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, GROUP, TILE, ceil_to
+from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets.target import Target
-from llmc.targets.vector import dot2_bf16, dot4, f32, fma, i32, lanes, prefetch, registers, splat, widen_f16
+from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
 
 ROW_BLOCK = 128  # rows whose activations stay in the second-level cache while weights stream
 ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots fit in 32 registers
@@ -25,7 +25,7 @@ ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots 
 Reduce = Callable[[Any, Any, int], Any]
 
 
-def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
     columns = int(shapes[0][1])
 
@@ -33,16 +33,16 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
         x, weight = buffers
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
-            acc = _zeros(rows, "float32")
+            acc = zeros(rows, "float32")
             with T.serial(0, columns) as k:
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
-                    _set(acc, r, fma(splat(x[row + r, k]), w, _get(acc, r)))
+                    put(acc, r, fma(splat(x[row + r, k]), w, get(acc, r)))
             return acc
 
         return reduce
 
-    return _template(["float32", "float32"], shapes, body)
+    return template(["float32", "float32"], shapes, body)
 
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -53,87 +53,24 @@ def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tir
         x, weight = buffers
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
-            acc = _zeros(rows, "float32")
+            acc = zeros(rows, "float32")
             with T.serial(0, pairs) as k:
                 _prefetch(target, weight, [tile, k, 0])
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
-                    _set(acc, r, dot2_bf16(_get(acc, r), w, x[row + r, k]))
+                    put(acc, r, dot2_bf16(get(acc, r), w, x[row + r, k]))
             return acc
 
         return reduce
 
-    return _template(["int32", "int32"], shapes, body)
+    return template(["int32", "int32"], shapes, body)
 
 
-def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """codes (M, K64/4), scales and sums (M, K64/32), weight records (T, K64/64, words) -> (M, width)."""
-    reduce_block = _BLOCK_REDUCERS[attrs["format"]]
-    records = int(shapes[3][1])
+def template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]) -> tirx.PrimFunc:
+    """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    def body(buffers: list[Any]) -> Reduce:
-        codes, scales, sums, weight = buffers
-
-        def reduce(tile: Any, row: Any, rows: int) -> Any:
-            acc = _zeros(rows, "float32")
-            with T.serial(0, records) as record:
-                for half in range(GROUP // BLOCK):
-                    dots = _zeros(rows, "int32")
-                    reduce_block(target, (codes, scales, sums, weight), (tile, record, half), row, rows, dots, acc)
-            return acc
-
-        return reduce
-
-    return _template(["int32", "float32", "float32", "int32"], shapes, body)
-
-
-def _q8_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
-    """w = scale * (code - 128)."""
-    codes, _, _, weight = buffers
-    tile, record, half = where
-    block = record * 2 + half
-    for group in range(8):
-        word = half * 128 + group * 16
-        _prefetch(target, weight, [tile, record, word])
-        w = weight[tile, record, lanes(word)]
-        for r in range(rows):
-            _set(dots, r, dot4(target, _get(dots, r), w, codes[row + r, block * 8 + group]))
-    scale = widen_f16(target, weight[tile, record, T.ramp(256 + half * 8, 1, 8)])
-    _add_block(buffers, block, row, rows, dots, acc, scale, scale * splat(f32(-128)))
-
-
-def _q4_block(target: Target, buffers: Any, where: Any, row: Any, rows: int, dots: Any, acc: Any) -> None:
-    """w = scale * code + minimum."""
-    codes, _, _, weight = buffers
-    tile, record, half = where
-    block = record * 2 + half
-    for group in range(4):
-        word = half * 64 + group * 16
-        _prefetch(target, weight, [tile, record, word])
-        w = weight[tile, record, lanes(word)]
-        low = T.bitwise_and(w, splat(i32(0x0F0F0F0F)))
-        high = T.bitwise_and(T.shift_right(w, splat(i32(4))), splat(i32(0x0F0F0F0F)))
-        for r in range(rows):
-            first = dot4(target, _get(dots, r), low, codes[row + r, block * 8 + group])
-            _set(dots, r, dot4(target, first, high, codes[row + r, block * 8 + 4 + group]))
-    scale = widen_f16(target, weight[tile, record, T.ramp(128 + half * 8, 1, 8)])
-    minimum = widen_f16(target, weight[tile, record, T.ramp(144 + half * 8, 1, 8)])
-    _add_block(buffers, block, row, rows, dots, acc, scale, minimum)
-
-
-def _add_block(buffers: Any, block: Any, row: Any, rows: int, dots: Any, acc: Any, scale: Any, offset: Any) -> None:
-    """acc += scale_x * (scale_w * dot + offset_w * sum(x))."""
-    _, scales, sums, _ = buffers
-    for r in range(rows):
-        total = fma(T.cast(_get(dots, r), "float32x16"), scale * splat(scales[row + r, block]), _get(acc, r))
-        _set(acc, r, fma(offset, splat(sums[row + r, block]), total))
-
-
-_BLOCK_REDUCERS: dict[str, Any] = {"q8": _q8_block, "q4": _q4_block}
-
-
-def _template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]) -> tirx.PrimFunc:
-    """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile."""
+    `dtypes` are the operands'.
+    """
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
     with IRBuilder() as builder, T.prim_func():
@@ -162,24 +99,27 @@ def _row_groups(reduce: Reduce, out: Any, width: int, tile: Any, first: Any, cou
 def _store(acc: Any, out: Any, width: int, tile: Any, row: Any, rows: int) -> None:
     for r in range(rows):
         if width % TILE == 0:
-            T.buffer_store(out, _get(acc, r), [row + r, lanes(tile * TILE)])
+            T.buffer_store(out, get(acc, r), [row + r, lanes(tile * TILE)])
             continue
         with T.serial(0, T.min(width - tile * TILE, TILE)) as lane:
             T.buffer_store(out, acc[r * TILE + lane], [row + r, tile * TILE + lane])
 
 
-def _zeros(rows: int, dtype: str) -> Any:
+def zeros(rows: int, dtype: str) -> Any:
+    """One register of sixteen zeros a row."""
     acc = registers((rows * TILE,), dtype)
     for r in range(rows):
-        _set(acc, r, splat(tirx.const(0, dtype)))
+        put(acc, r, splat(tirx.const(0, dtype)))
     return acc
 
 
-def _get(registers: Any, index: int) -> Any:
+def get(registers: Any, index: int) -> Any:
+    """Register `index` of an array of them."""
     return registers[lanes(index * TILE)]
 
 
-def _set(registers: Any, index: int, value: Any) -> None:
+def put(registers: Any, index: int, value: Any) -> None:
+    """Set register `index` of an array of them."""
     T.buffer_store(registers, value, [lanes(index * TILE)])
 
 

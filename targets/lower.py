@@ -14,7 +14,7 @@ from tvm import ir, relax, tirx
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.targets import attention, embedding, linear, rows
+from llmc.targets import attention, block_linear, embedding, linear, rows
 from llmc.targets.target import Target
 
 Kernel = Callable[[Target, list[Any], dict[str, Any]], tirx.PrimFunc]
@@ -23,23 +23,29 @@ KERNELS: dict[str, Kernel] = {
     "packed_embedding": embedding.packed_embedding,
     "rms_norm": rows.rms_norm,
     "add_rms_norm": rows.add_rms_norm,
+    "qk_norm": rows.qk_norm,
+    "scale": rows.scale,
     "rope_table": rows.rope_table,
     "rope": rows.rope,
     "attention": attention.attention,
     "gated": rows.gated,
     "take_rows": rows.take_rows,
     "argmax": rows.argmax,
-    "packed_linear": linear.packed_linear,
+    "packed_linear": block_linear.packed_linear,
     "round_rows": rows.round_rows,
     "bf16_linear": linear.bf16_linear,
     "quantize_rows": rows.quantize_rows,
-    "i8_linear": linear.i8_linear,
+    "i8_linear": block_linear.i8_linear,
 }
+
+
+# Relax's own operations that are lowered as ours are.
+PLAIN: dict[str, Kernel] = {"add": rows.add, "concat": rows.concat}
 
 
 def make_kernel(name: str, target: Target, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """The kernel of an op for these shapes (operands, then outputs); symbolic sizes are fresh variables."""
-    return (KERNELS | {"add": rows.add})[name](target, _fresh(shapes), attrs)
+    return (KERNELS | PLAIN)[name](target, _fresh(shapes), attrs)
 
 
 def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
@@ -71,6 +77,8 @@ class _Lower(relax.PyExprMutator):
             return self._call(op.name, tensors, attrs, call.ty_args[0])
         if call.op.same_as(ir.Op.get("relax.add")):
             return self._call("add", list(call.args), {}, call.ty)
+        if call.op.same_as(ir.Op.get("relax.concat")):
+            return self._call("concat", list(call.args[0].fields), {}, call.ty)
         return call
 
     def _call(self, name: str, tensors: list[Any], attrs: dict[str, Any], out: Any) -> Any:
@@ -85,7 +93,7 @@ class _Lower(relax.PyExprMutator):
 
 def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """A module of packed ops -> the same module over kernels."""
-    missing = sorted(_calls(module) - {"relax.add"} - {ops.PREFIX + name for name in KERNELS})
+    missing = sorted(_calls(module) - {f"relax.{name}" for name in PLAIN} - {ops.PREFIX + name for name in KERNELS})
     if missing:
         raise LlmcError(
             f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"

@@ -6,6 +6,7 @@ Column counts that are not a multiple of 16 finish with a scalar loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import BLOCK, GROUP, ceil_to
+from llmc.compiler.formats import BLOCK, GROUP, SUM_BLOCK, ceil_to
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     LANES,
@@ -67,22 +68,24 @@ def _splat_store(buffer: Any, value: Any) -> None:
     T.buffer_store(buffer, value, [lanes(0)])
 
 
-def _norm_row(x: Any, weight: Any, out: Any, row: Any, width: int, eps: float) -> None:
-    """out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * weight."""
+def _norm_row(x: Any, weight: Any, out: Any, row: Any, width: int, eps: float, first: Any = 0) -> None:
+    """out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * weight, of the `width` columns from `first` on."""
     sums, tail, scale = registers((LANES,), "float32"), registers((1,), "float32"), registers((1,), "float32")
     _splat_store(sums, splat(f32(0)))
     T.buffer_store(tail, f32(0), [0])
     _columns(
         width,
-        lambda c: _splat_store(sums, fma(x[row, lanes(c)], x[row, lanes(c)], sums[lanes(0)])),
-        lambda c: T.buffer_store(tail, tail[0] + x[row, c] * x[row, c], [0]),
+        lambda c: _splat_store(sums, fma(x[row, lanes(first + c)], x[row, lanes(first + c)], sums[lanes(0)])),
+        lambda c: T.buffer_store(tail, tail[0] + x[row, first + c] * x[row, first + c], [0]),
     )
     mean = (reduce_sum(sums[lanes(0)]) + tail[0]) / f32(width)
     T.buffer_store(scale, f32(1) / T.sqrt(mean + f32(eps)), [0])
     _columns(
         width,
-        lambda c: T.buffer_store(out, x[row, lanes(c)] * splat(scale[0]) * weight[lanes(c)], [row, lanes(c)]),
-        lambda c: T.buffer_store(out, x[row, c] * scale[0] * weight[c], [row, c]),
+        lambda c: T.buffer_store(
+            out, x[row, lanes(first + c)] * splat(scale[0]) * weight[lanes(c)], [row, lanes(first + c)]
+        ),
+        lambda c: T.buffer_store(out, x[row, first + c] * scale[0] * weight[c], [row, first + c]),
     )
 
 
@@ -95,6 +98,45 @@ def rms_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
         _norm_row(x, weight, out, row, width, attrs["eps"])
 
     return kernel(["float32"] * 3, shapes, body)
+
+
+def _copy_columns(x: Any, out: Any, row: Any, first: int, count: int) -> None:
+    _columns(
+        count,
+        lambda c: T.buffer_store(out, x[row, lanes(first + c)], [row, lanes(first + c)]),
+        lambda c: T.buffer_store(out, x[row, first + c], [row, first + c]),
+    )
+
+
+def qk_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """qkv (M, (H + 2G) D), q_weight (D,), k_weight (D,) -> qkv with the heads of q and k normed."""
+    size, heads, groups = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
+    normed = heads + groups
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, q_weight, k_weight, out = buffers
+        with T.serial(0, heads) as head:
+            _norm_row(x, q_weight, out, row, size, attrs["eps"], head * size)
+        with T.serial(heads, normed) as head:
+            _norm_row(x, k_weight, out, row, size, attrs["eps"], head * size)
+        _copy_columns(x, out, row, normed * size, int(shapes[0][1]) - normed * size)
+
+    return kernel(["float32"] * 4, shapes, body)
+
+
+def scale(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> x * factor (M, C)."""
+    width, factor = int(shapes[0][1]), f32(attrs["factor"])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, out = buffers
+        _columns(
+            width,
+            lambda c: T.buffer_store(out, x[row, lanes(c)] * splat(factor), [row, lanes(c)]),
+            lambda c: T.buffer_store(out, x[row, c] * factor, [row, c]),
+        )
+
+    return kernel(["float32"] * 2, shapes, body)
 
 
 def _add_row(x: Any, y: Any, out: Any, row: Any, width: int) -> None:
@@ -175,11 +217,7 @@ def rope(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimF
                 return T.ramp(first, stride, LANES), T.ramp(second, stride, LANES)
 
             _columns(half, lambda i: rotate(sixteen, i, lanes(i)), lambda i: rotate(pair, i, i))
-        _columns(
-            width - rotated * size,
-            lambda c: T.buffer_store(out, x[row, lanes(rotated * size + c)], [row, lanes(rotated * size + c)]),
-            lambda c: T.buffer_store(out, x[row, rotated * size + c], [row, rotated * size + c]),
-        )
+        _copy_columns(x, out, row, rotated * size, width - rotated * size)
 
     return kernel(["float32"] * 3, shapes, body)
 
@@ -188,7 +226,14 @@ def _silu(x: Any) -> Any:
     return x / (splat(f32(1)) + exp(T.min(splat(f32(0)) - x, splat(f32(88)))))
 
 
-_ACTIVATIONS = {"silu": _silu}
+def _gelu_tanh(x: Any) -> Any:
+    """x / 2 * (1 + tanh(y)) = x / (1 + e^-2y), y = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    cubic = fma(x * x * x, splat(f32(0.044715)), x)
+    exponent = cubic * splat(f32(-2 * math.sqrt(2 / math.pi)))
+    return x / (splat(f32(1)) + exp(T.min(exponent, splat(f32(88)))))
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
 
 
 def gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -287,7 +332,7 @@ def _absmax_block(x: Any, row: Any, first: Any, width: int, staged: Any) -> Any:
 
 
 def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sum of codes (M, K64/32)."""
+    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sums of codes (M, K64/16)."""
     width = int(shapes[0][1])
     blocks = ceil_to(width, GROUP) // BLOCK
 
@@ -302,8 +347,11 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
             for half in range(BLOCK // LANES):
                 scaled = staged[lanes(half * LANES)] * splat(inverse[0])
                 T.buffer_store(words, round_int(scaled), [lanes(half * LANES)])
-            total = sum((words[i] for i in range(1, BLOCK)), words[0])
-            T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, block])
+            for part in range(BLOCK // SUM_BLOCK):
+                first = part * SUM_BLOCK
+                total = sum((words[i] for i in range(first + 1, first + SUM_BLOCK)), words[first])
+                scaled_sum = T.cast(total, "float32") * (top[0] / f32(127))
+                T.buffer_store(sums, scaled_sum, [row, block * (BLOCK // SUM_BLOCK) + part])
             for word in range(BLOCK // 4):
                 packed = T.bitwise_and(words[4 * word], i32(0xFF))
                 for byte in range(1, 4):
@@ -312,3 +360,17 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
                 T.buffer_store(codes, packed, [row, block * (BLOCK // 4) + word])
 
     return kernel(["float32", "int32", "float32", "float32"], shapes, body)
+
+
+def concat(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """(M, A), (M, B), ... -> (M, A + B + ...): columns side by side."""
+
+    def body(buffers: list[Any], row: Any) -> None:
+        *parts, out = buffers
+        start = 0
+        for part, shape in zip(parts, shapes, strict=False):
+            with T.serial(0, int(shape[1])) as column:
+                T.buffer_store(out, part[row, column], [row, start + column])
+            start += int(shape[1])
+
+    return kernel(["float32"] * len(shapes), shapes, body)

@@ -18,12 +18,14 @@ _X86_FEATURES = {
     "avx": "avx",
     "avx2": "avx2",
     "fma": "fma",
+    "avx_vnni": "avxvnni",
     "f16c": "f16c",
     "avx512f": "avx512f",
     "avx512bw": "avx512bw",
     "avx512dq": "avx512dq",
     "avx512vl": "avx512vl",
     "avx512_vnni": "avx512vnni",
+    "avx512vbmi": "avx512vbmi",
 }
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 

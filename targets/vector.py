@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -67,19 +69,131 @@ def reduce_sum(x: Any) -> Any:
     return tirx.Shuffle([x], [i32(0)]) + tirx.Shuffle([x], [i32(1)])
 
 
-def dot4(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16."""
+def halves(x: Any, dtype: str) -> tuple[Any, Any]:
+    """An int32x16 as two 256-bit registers of the type."""
+    return tuple(T.reinterpret(part("int32x8", x), dtype=dtype) for part in (T.vectorlow, T.vectorhigh))
+
+
+def joined(low: Any, high: Any) -> Any:
+    """Two 256-bit registers as an int32x16."""
+    return tirx.Shuffle([T.reinterpret(part, dtype="int32x8") for part in (low, high)], [i32(i) for i in range(LANES)])
+
+
+def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
+    """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
+
+    `wide`: weights may be above 127.
+    """
     if target.has("avx512_vnni") and target.has("avx512f"):
         return T.call_llvm_pure_intrin(
             "llvm.x86.avx512.vpdpbusd.512", acc, T.reinterpret(weights, dtype="int8x64"),
             T.reinterpret(splat(activations), dtype="int8x64"), dtype="int32x16",
         )  # fmt: skip
+    if target.has("avx2"):
+        return _dot4_avx2(target, acc, weights, T.broadcast(activations, LANES // 2), wide)
     mask = splat(i32(0xFF))
     for byte in range(4):
         code = T.bitwise_and(T.shift_right(weights, splat(i32(8 * byte))), mask)
         signed = T.shift_right(T.shift_left(activations, i32(24 - 8 * byte)), i32(24))
         acc = acc + code * splat(signed)
     return acc
+
+
+def _dot4_avx2(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
+    """`dot4` in two 256-bit halves.
+
+    `vpmaddubsw` sums two products into 16 bits and saturates: 2 * 127 * 127 fits, so the top bit of a wide weight
+    takes a product of its own.
+    """
+    x = T.reinterpret(activations, dtype="int8x32")
+
+    def madd(bytes_: Any) -> Any:
+        pairs = T.call_llvm_pure_intrin(
+            "llvm.x86.avx2.pmadd.ub.sw", T.reinterpret(bytes_, dtype="int8x32"), x, dtype="int16x16"
+        )
+        ones = T.broadcast(tirx.const(1, "int16"), LANES)
+        return T.call_llvm_pure_intrin("llvm.x86.avx2.pmadd.wd", pairs, ones, dtype="int32x8")
+
+    def dot(words: Any) -> Any:
+        if not wide:
+            return madd(words)
+        low = madd(T.bitwise_and(words, T.broadcast(i32(0x7F7F7F7F), LANES // 2)))
+        top = T.bitwise_and(T.shift_right(words, T.broadcast(i32(7), LANES // 2)), T.broadcast(i32(0x01010101), 8))
+        return low + T.shift_left(madd(top), T.broadcast(i32(7), LANES // 2))
+
+    sums = halves(acc, "int32x8")
+    if target.has("avx_vnni"):
+        dots = (
+            T.call_llvm_pure_intrin(
+                "llvm.x86.avx512.vpdpbusd.256", s, T.reinterpret(w, dtype="int8x32"), x, dtype="int32x8"
+            )
+            for s, w in zip(sums, halves(weights, "int32x8"), strict=True)
+        )
+        return joined(*dots)
+    return joined(*(s + dot(w) for s, w in zip(sums, halves(weights, "int32x8"), strict=True)))
+
+
+def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
+    """Each byte of codes (int32x16 words) replaced by table[byte]; the table has at most 128 entries."""
+    full = np.zeros(128, np.uint8)
+    full[: len(table)] = table
+    size = next(size for size in (16, 32, 64, 128) if len(table) <= size)
+    if target.has("avx512vbmi") and target.has("avx512bw"):
+        return _lookup_vbmi(full, size, codes)
+    if target.has("avx2"):
+        return joined(*(_lookup_avx2(full, size, half) for half in halves(codes, "int8x32")))
+    return _lookup_select(full, size, codes)
+
+
+def _constant(table: NDArray[np.uint8], dtype: str) -> Any:
+    """A vector of constant bytes."""
+    words = [i32(int(word)) for word in np.ascontiguousarray(table).view(np.int32)]
+    return T.reinterpret(tirx.Shuffle(words, [i32(i) for i in range(len(words))]), dtype=dtype)
+
+
+def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
+    """One byte permutation of one register, or of two for 128 entries."""
+    index = T.reinterpret(codes, dtype="int8x64")
+    low, high = _constant(table[:64], "int8x64"), _constant(table[64:], "int8x64")
+    if size == 128:
+        found = T.call_llvm_pure_intrin("llvm.x86.avx512.vpermi2var.qi.512", low, index, high, dtype="int8x64")
+    else:
+        found = T.call_llvm_pure_intrin("llvm.x86.avx512.permvar.qi.512", low, index, dtype="int8x64")
+    return T.reinterpret(found, dtype="int32x16")
+
+
+def _lookup_avx2(table: NDArray[np.uint8], size: int, index: Any) -> Any:
+    """`vpshufb` finds the low four bits' entry in each sixteen; the upper bits choose among the sixteens."""
+
+    def shuffle(part: int) -> Any:
+        sixteen = np.tile(table[16 * part : 16 * part + 16], 2)
+        # A set top bit would give 0, and codes stop at 127: only the low four bits count.
+        return T.call_llvm_pure_intrin("llvm.x86.avx2.pshuf.b", _constant(sixteen, "int8x32"), index, dtype="int8x32")
+
+    def choose(first: int, count: int, bit: int) -> Any:
+        if count == 1:
+            return shuffle(first)
+        words = T.reinterpret(index, dtype="int32x8")
+        mask = T.reinterpret(T.shift_left(words, T.broadcast(i32(7 - bit), LANES // 2)), dtype="int8x32")
+        low, high = choose(first, count // 2, bit - 1), choose(first + count // 2, count // 2, bit - 1)
+        return T.call_llvm_pure_intrin("llvm.x86.avx2.pblendvb", low, high, mask, dtype="int8x32")
+
+    parts = size // 16
+    return choose(0, parts, 3 + (parts.bit_length() - 1))
+
+
+def _lookup_select(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
+    """By a table on the stack, a byte at a time: for machines without a byte permutation."""
+    stacked, out = registers((size,), "int32"), registers((LANES,), "int32")
+    for start in range(0, size, LANES):
+        words = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
+        T.buffer_store(stacked, words, [lanes(start)])
+    T.buffer_store(out, splat(i32(0)), [lanes(0)])
+    for byte in range(4):
+        index = T.bitwise_and(T.shift_right(codes, splat(i32(8 * byte))), splat(i32(0xFF)))
+        found = T.shift_left(stacked[index], splat(i32(8 * byte)))
+        T.buffer_store(out, T.bitwise_or(out[lanes(0)], found), [lanes(0)])
+    return out[lanes(0)]
 
 
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
@@ -120,6 +234,13 @@ def round_bf16(value: Any) -> Any:
     odd = T.bitwise_and(T.shift_right(bits, tirx.const(16, "uint32")), tirx.const(1, "uint32"))
     rounded = T.shift_right(bits + tirx.const(0x7FFF, "uint32") + odd, tirx.const(16, "uint32"))
     return T.cast(rounded, "int32")
+
+
+def butterfly(x: Any, distance: int) -> Any:
+    """Sums and differences of lanes `distance` (1, 2, 4 or 8) apart: a, b -> a + b, a - b. Exact to the last bit."""
+    other = tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)])
+    signs = [f32(-1 if lane & distance else 1) for lane in range(LANES)]
+    return fma(x, tirx.Shuffle(signs, [i32(lane) for lane in range(LANES)]), other)
 
 
 def round_int(x: Any) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,15 @@ def root() -> Path:
 def smollm2_gguf() -> Path:
     """The demo model's GGUF file, downloaded once into the cache folder."""
     return Path(_module_from(ROOT / "examples" / "fetch_smollm2.py").fetch())
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M's GGUF file where someone fetched it and so accepted its terms; else the test is skipped."""
+    path: Path | None = _module_from(ROOT / "tests" / "bench" / "fetch_gemma3.py").cached()
+    if path is None:
+        pytest.skip("Gemma 3 270M is not in the cache folder: python tests/bench/fetch_gemma3.py")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -81,30 +91,36 @@ _TINY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function `(**config) -> folder` that saves a random Llama as transformers does.
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function `(model_type, **config) -> folder` that saves a random model as transformers does.
 
-    Keywords are LlamaConfig's; `seed` and `shards` (of about equal size) come on top. The tokenizer
+    Keywords are its config's; `seed` and `shards` (of about equal size) come on top. The tokenizer
     is a byte-level BPE of `vocab_size` entries at most, with <s>, </s> and the chat markers.
     """
     made: dict[str, Path] = {}
 
-    def folder(seed: int = 0, shards: int = 1, **config: Any) -> Path:
-        key = json.dumps([seed, shards, config], sort_keys=True)
+    def folder(model_type: str, seed: int = 0, shards: int = 1, **config: Any) -> Path:
+        key = json.dumps([model_type, seed, shards, config], sort_keys=True)
         if key not in made:
-            made[key] = tmp_path_factory.mktemp("tiny-llama")
-            _save_tiny_llama(made[key], seed, shards, {**_TINY, **config})
+            made[key] = tmp_path_factory.mktemp(f"tiny-{model_type}")
+            _save_tiny(made[key], model_type, seed, shards, {**_TINY, **config})
         return made[key]
 
     return folder
 
 
-def _save_tiny_llama(folder: Path, seed: int, shards: int, config: dict[str, Any]) -> None:
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
+    """`tiny_model` for a Llama."""
+    return partial(tiny_model, "llama")
+
+
+def _save_tiny(folder: Path, model_type: str, seed: int, shards: int, config: dict[str, Any]) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
     with torch.no_grad():
         for parameter in model.parameters():
             # Norm weights too: a weight of ones would hide a norm that is left out.

@@ -22,6 +22,7 @@ from llmc.cli_bench import bench
 from llmc.cli_chat import chat
 from llmc.cli_compile import compile_command
 from llmc.cli_doctor import doctor
+from llmc.cli_eval import eval_command
 from llmc.cli_inspect import inspect_command, verify
 from llmc.cli_run import run
 from llmc.cli_spec import spec
@@ -152,5 +153,5 @@ def command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _subcommand in (compile_command, run, chat, bench, inspect_command, verify, spec, doctor):
+for _subcommand in (compile_command, run, chat, bench, eval_command, inspect_command, verify, spec, doctor):
     command.add_command(_subcommand)

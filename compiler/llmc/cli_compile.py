@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from llmc.console import (
@@ -13,6 +17,13 @@ from llmc.console import (
     words_for_bytes,
 )
 
+if TYPE_CHECKING:
+    from llmc.compiler.driver.check import Loss
+
+# Spelled out here so that --help needs no compiler; a test compares them with the compiler's own lists.
+QUANTS = tuple("auto f32 bf16 q8 q8_b32 q6 q5 q4 q4_b64 q3h q3 q2 c6 c5 c4 c3h c3 c2h c2".split())
+KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
+
 
 def _target_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Return the name unchanged; the driver knows which `cpu:NAME` exist."""
@@ -23,27 +34,66 @@ def _target_name(context: click.Context, parameter: click.Parameter, value: str)
     return value
 
 
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes that "80MB", "1.5 GiB" or "12345678" stand for."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|[KMG]i?B|B)", value.strip(), re.IGNORECASE)
+    if found is None or len(value) > 30:
+        raise click.BadParameter(f"{value!r} is no size. Use for example 80MB or 1.5GB.", context, parameter)
+    unit = found[2].upper()
+    base = 1024 if "I" in unit else 1000
+    return int(float(found[1]) * base ** " KMG".index(unit[:1] if unit[:1] in "KMG" and unit else " "))
+
+
 @click.command(
     "compile",
     short_help="Compile a model into an artifact.",
     epilog="""\b
 Examples:
   llmc compile SmolLM2-135M-Instruct.gguf -o smollm2.llmc
-  llmc compile ./llama-folder -o llama.llmc --quant q4 --kv bf16
-  llmc compile model.gguf -o anywhere.llmc --target cpu:portable""",
+  llmc compile ./llama-folder -o llama.llmc --quant c4 --kv bf16
+  llmc compile ./llama-folder -o small.llmc --bpw 3.5 --calib text.txt
+  llmc compile model.gguf -o anywhere.llmc --target cpu:portable
+
+\b
+Formats, with bits per weight:
+  f32 32 · bf16 16 · q8 8.5: near enough to the original
+  c6 6.3 · c5 5.3 · c4 4.3 · c3h 3.8 · c3 3.3 · c2h 2.8 · c2 2.3: codebooks, the best at their size
+  q8_b32 9 · q6 6.5 · q5 5.5 · q4 5 · q4_b64 4.5 · q3h 4 · q3 4 · q2 3: evenly spaced steps""",
 )
 @click.argument("source", metavar="SRC")
 @click.option("-o", "--output", required=True, metavar="NAME.llmc", help="The folder to write.")
 @click.option(
     "--quant",
-    type=click.Choice(["auto", "f32", "bf16", "q8", "q4"]),
+    type=click.Choice(QUANTS),
+    metavar="FORMAT",
     default="auto",
     show_default=True,
-    help="How weights are stored; auto: q4 for a Q4_1 file, which loses nothing, else q8.",
+    help="How weights are stored; auto keeps what the model file has quantized already, and makes floats q8.",
+)
+@click.option("--bpw", type=float, metavar="X", help="Choose formats by measurement: at most X bits per weight.")
+@click.option("--size", callback=_size, metavar="SIZE", help="The same: at most SIZE of weights, as 80MB.")
+@click.option("--recipe", metavar="FILE", help="A TOML file with the format of each matrix.")
+@click.option("--save-recipe", metavar="FILE", help="Write the formats chosen to a TOML file for --recipe.")
+@click.option("--calib", metavar="TEXT", help="A text file the model reads to learn which errors matter.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the parts of the calibration text.")
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Compare the result with the unquantized model (4 bytes of memory a weight).",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(["auto", "i8", "f32"]),
+    default="auto",
+    show_default=True,
+    help="auto: int8 blocks for quantized weights; f32: exact, and slow on long prompts.",
 )
 @click.option(
     "--kv",
-    type=click.Choice(["auto", "f32", "bf16"]),
+    type=click.Choice(KV_KINDS),
     default="auto",
     show_default=True,
     help="How keys and values are stored.",
@@ -58,15 +108,19 @@ Examples:
 )
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
 @json_option
-def compile_command(
-    source: str, output: str, quant: str, kv: str, target: str, spec: str | None, as_json: bool
-) -> None:
+def compile_command(source: str, output: str, save_recipe: str | None, as_json: bool, **options: Any) -> None:
     """Compile SRC, a GGUF file or a Hugging Face folder with safetensors, into NAME.llmc."""
     need_compiler("compile")
     from llmc.compiler.driver import compile_model
 
+    if save_recipe is not None and not Path(save_recipe).resolve().parent.is_dir():
+        raise click.ClickException(f"{save_recipe}: its folder does not exist")
     with progress_bars() as progress:
-        result = compile_model(source, output, quant=quant, kv=kv, target=target, spec=spec, progress=progress)
+        result = compile_model(source, output, progress=progress, **options)
+    if save_recipe is not None:
+        from llmc.compiler.driver.recipe import recipe_text
+
+        Path(save_recipe).write_text(recipe_text(result.formats), encoding="utf-8")
     if as_json:
         print_json(
             {
@@ -75,14 +129,27 @@ def compile_command(
                 "bytes": result.bytes,
                 "bits_per_weight": result.bits_per_weight,
                 "format": result.format,
+                "loss": result.loss and result.loss.as_dict(),
             }
         )
         return
-    print_table(
-        [
-            ("artifact", str(result.path)),
-            ("weights", f"{result.format}, {result.bits_per_weight:.2f} bits per weight"),
-            ("size", words_for_bytes(result.bytes)),
-            ("time", f"{result.seconds:.1f} s"),
-        ]
-    )
+    rows = [
+        ("artifact", str(result.path)),
+        ("weights", f"{result.format}, {result.bits_per_weight:.2f} bits per weight"),
+        ("size", words_for_bytes(result.bytes)),
+        ("time", f"{result.seconds:.1f} s"),
+    ]
+    if result.loss is not None:
+        rows.insert(2, ("expected loss", _words_for_loss(result.loss)))
+    print_table(rows)
+    if result.loss is not None and result.loss.large:
+        click.secho(
+            "warning: this loss is large: answers will differ from the original's. Give more bits, or a calibration "
+            "text (--calib), or let --bpw mix formats.",
+            fg="yellow",
+            err=True,
+        )
+
+
+def _words_for_loss(loss: Loss) -> str:
+    return f"KL {loss.kl:.4f}, same first choice {loss.top1_agreement:.1%} (over {loss.tokens} tokens)"

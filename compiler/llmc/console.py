@@ -29,6 +29,11 @@ _STAGES = {
     "write": "writing the artifact",
     "verify files": "checking files",
     "verify weights": "checking weights",
+    "score": "scoring windows",
+    "original": "loading the original",
+    "calibrate": "reading the calibration text",
+    "sensitivity": "trying each matrix",
+    "check": "comparing with the original",
 }
 
 

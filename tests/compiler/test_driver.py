@@ -7,15 +7,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import llmc
-from llmc.compiler import artifact, driver
-from llmc.compiler.driver import compile_model
+from llmc.compiler import artifact
+from llmc.compiler.driver import compile, compile_model
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS
+from llmc.compiler.formats import OFFERED
 from llmc.compiler.spec import to_toml
 from llmc.frontends.source import open_model
 
@@ -24,7 +25,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("quant", FORMATS)
+@pytest.mark.parametrize("quant", ["f32", "bf16", "q8", "q4", "c3h"])
 def test_two_compiles_are_byte_identical(quant: str, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     first, second = (compile_model(tiny_llama(), tmp_path / name, quant=quant).path for name in ("a.llmc", "b.llmc"))
     assert _files(first) == _files(second)
@@ -60,29 +61,22 @@ def test_an_edited_spec_makes_another_model(tiny_llama: Callable[..., Path], tmp
     assert np.abs(a - b).max() > 1e-4
 
 
-def test_the_default_keeps_a_q4_1_source_on_its_grid(
-    smollm2_gguf: Path, tiny_llama: Callable[..., Path], tmp_path: Path
-) -> None:
-    with open_model(smollm2_gguf) as source:
-        assert driver.default_format(source) == "q4"
-        weight = source.tensors["layers.3.down"].read()
-    q4 = FORMATS["q4"]
-    assert np.abs(q4.unpack(q4.pack(weight), *weight.shape) - weight).max() < 1e-6
-    with open_model(tiny_llama()) as source:
-        assert driver.default_format(source) == "q8"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quant": "q7"}, "unknown weight format 'q7'; llmc knows: auto, f32, bf16, q8, q4"),
-        ({"kv": "q8"}, "unknown KV format 'q8'; llmc knows: auto, f32, bf16"),
+        ({"quant": "q7"}, f"unknown weight format 'q7'; llmc knows: auto, {', '.join(OFFERED)}"),
+        ({"quant": "q4_k"}, "only keeps what a checkpoint stores"),
+        ({"kv": "q3"}, "unknown KV format 'q3'; llmc knows: auto, f32, bf16"),
+        ({"bpw": 3.5, "quant": "q4"}, "--quant and --bpw each choose the formats"),
+        ({"bpw": 0.0}, "wanted more than 0"),
+        ({"size": -5}, "wanted a positive number"),
+        ({"activations": "i4"}, "unknown activations 'i4'; llmc knows: auto, i8, f32"),
         ({"target": "tpu"}, "unknown target 'tpu'; llmc knows: cpu"),
         ({"spec": "no.toml"}, "no.toml: cannot read the spec"),
     ],
 )
 def test_what_is_not_understood_is_refused_before_any_work(
-    options: dict[str, str], message: str, tiny_llama: Callable[..., Path], tmp_path: Path
+    options: dict[str, Any], message: str, tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(LlmcError, match=message):
         compile_model(tiny_llama(), tmp_path / "a.llmc", **options)
@@ -98,7 +92,7 @@ def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
     def fail(*args: object) -> None:
         raise LlmcError("no room")
 
-    monkeypatch.setattr(driver, "_write_library", fail)
+    monkeypatch.setattr(compile, "_write_library", fail)
     with pytest.raises(LlmcError, match="no room"):
         compile_model(tiny_llama(), path, quant="f32")
     assert (path / "manifest.json").read_bytes() == before

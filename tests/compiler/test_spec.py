@@ -15,8 +15,10 @@ from llmc.compiler.errors import SpecError
 from llmc.compiler.spec import (
     CHOICES,
     LIMITS,
+    Embedding,
     ModelSpec,
     Tokens,
+    Window,
     example,
     expand,
     from_dict,
@@ -28,6 +30,7 @@ from llmc.compiler.spec import (
 
 replace = dataclasses.replace
 LAYER = "layers.{layer}."
+NORMS = {f"{LAYER}{x}_norm": f"n.{{layer}}.{x}" for x in ("q", "k", "attention_post", "mlp_post")}
 BIASES = {f"{LAYER}{x}_bias": f"b.{{layer}}.{x}" for x in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
@@ -36,11 +39,14 @@ def full() -> ModelSpec:
     spec = example()
     return replace(
         spec,
-        attention=replace(spec.attention, bias=True, output_bias=True),
+        norm=replace(spec.norm, weight="plus_one", place="sandwich"),
+        attention=replace(spec.attention, bias=True, output_bias=True, qk_norm="head"),
         mlp=replace(spec.mlp, bias=True),
+        embedding=Embedding(scale=5.5),
+        window=Window(size=16, layers=(1,), theta=1e4),
         head=replace(spec.head, tied=False),
         tokens=Tokens(None, (), False),
-        tensors=spec.tensors | BIASES | {"head": "lm_head.weight"},
+        tensors=spec.tensors | BIASES | NORMS | {"head": "lm_head.weight"},
     )
 
 
@@ -87,6 +93,8 @@ def test_shapes_and_names() -> None:
     assert shapes["layers.1.k"] == (16, 32)
     assert shapes["layers.0.down"] == (32, 48)
     assert shapes["layers.0.gate_bias"] == (48,)
+    assert shapes["layers.1.k_norm"] == (8,)
+    assert shapes["layers.0.mlp_post_norm"] == (32,)
     assert shapes["head"] == (64, 32)
     assert list(shapes)[0] == "embedding"
     assert list(shapes)[-2:] == ["final_norm", "head"]
@@ -96,8 +104,8 @@ def test_shapes_and_names() -> None:
 
 
 def bad(path: str, value: Any) -> str:
-    """The refusal of the example with one value changed, from its dict."""
-    plain = to_dict(example())
+    """The refusal of the example, or of the full spec where only that has the block, with one value changed."""
+    plain = to_dict(full() if path.startswith("window.") else example())
     table, _, key = path.rpartition(".")
     (plain[table] if table else plain)[key] = value
     with pytest.raises(SpecError) as caught:
@@ -130,6 +138,15 @@ def test_unknown_kinds(path: str) -> None:
     [
         ("attention.kv_heads", 3, "heads = 4 is no multiple of kv_heads = 3"),
         ("attention.head_dim", 7, "head_dim = 7, wanted an even number"),
+        ("window.layers", [], "window.layers = (), wanted indices from 0 to 1, ascending, at least one"),
+        ("window.layers", [2], "window.layers = (2,)"),
+        ("window.layers", [-1, 0], "window.layers = (-1, 0)"),
+        ("window.layers", [1, 0], "window.layers = (1, 0)"),
+        ("window.layers", [1, 1], "window.layers = (1, 1)"),
+        ("window.layers", [True], "window.layers = [True], wanted a list of whole numbers"),
+        ("window.sise", 3, "unknown key window.'sise' (near: size)"),
+        ("window", 3, "window is 3, wanted a table"),
+        ("embedding", None, "embedding is None, wanted a table"),
         ("tokens.bos", 64, "tokens.bos = 64, wanted an id from 0 to 63"),
         ("tokens.bos", -1, "tokens.bos = -1"),
         ("tokens.eos", [64], "tokens.eos = 64"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,36 @@ from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
 
 sys.path.insert(0, str(Path(__file__).parent))
+from folder_to_gguf import write_gguf
 from prompts import PROMPTS
-from reference import is_greedy, logits, reference
+from reference import is_greedy, logits, reference, saved_reference
 
 # (heads, kv heads, head size, MLP width): GQA and not, sizes that no vector length divides.
 ODD = [(9, 3, 16, 100), (4, 4, 80, 200), (6, 2, 128, 72), (3, 1, 10, 50)]
+
+# Every block that a family besides Llama brings: model_type and config. Windows are shorter than the texts.
+_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 24, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 40, "query_pre_attn_scalar": 24, "sliding_window": 16, "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": _ROPES, "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3 by pattern": ("gemma3_text", {"head_dim": 16, "sliding_window": 33, "num_hidden_layers": 7}),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -124,28 +150,75 @@ def test_odd_sizes_through_a_safetensors_folder(
         assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_through_its_folder(family: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    model_type, config = FAMILIES[family]
+    folder = tiny_model(model_type, seed=len(family), **config)
+    compile_model(folder, tmp_path / "tiny.llmc", quant="f32")
+    ids = np.random.default_rng(len(family)).integers(3, 320, 70).tolist()
+    twin = saved_reference(folder)
+    expected = logits(twin, ids)
+    with llmc.load(tmp_path / "tiny.llmc") as model:
+        whole = _all_logits(model, ids, 70)
+        np.testing.assert_allclose(whole, expected, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_array_equal(_all_logits(model, ids, 7), whole)
+        made = model.generate(ids, max_tokens=48, ignore_eos=True)
+        assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
+    np.testing.assert_allclose(_unlowered_logits(folder, ids), expected, atol=1e-4 * np.abs(expected).max())
+
+
+# A GGUF file leaves much to its architecture's name: which layers have a window, which norms there are.
+IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 40, "query_pre_attn_scalar": 40, "sliding_window": 16, "num_hidden_layers": 7,
+            "rope_parameters": _ROPES, "tie_word_embeddings": True,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", IN_GGUF)
+def test_every_family_through_gguf(family: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Unlowered: what a GGUF file brings is its spec and its weights, and both end before that."""
+    model_type, config = IN_GGUF[family]
+    folder = tiny_model(model_type, **config)
+    write_gguf(folder, tmp_path / "tiny.gguf")
+    ids = np.random.default_rng(1).integers(3, 320, 50).tolist()
+    expected = logits(saved_reference(folder), ids)
+    got = _unlowered_logits(tmp_path / "tiny.gguf", ids)
+    np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_the_unlowered_graph_gives_the_models_logits(tiny_llama: Callable[..., Path]) -> None:
-    """No pass and no kernel: Relax and the ops' NumPy meanings alone."""
+    folder = tiny_llama()
+    ids = np.random.default_rng(0).integers(3, 320, 20).tolist()
+    np.testing.assert_allclose(_unlowered_logits(folder, ids), logits(reference(folder), ids), atol=1e-4)
+
+
+def _unlowered_logits(path: Path, ids: list[int]) -> np.ndarray:
+    """By no pass and no kernel: Relax and the ops' NumPy meanings alone."""
     import tvm
     from tvm import relax
 
     from llmc.compiler import ops
     from llmc.frontends.build import build
-    from llmc.frontends.source import open_model
 
-    folder = tiny_llama()
-    ids = np.random.default_rng(0).integers(3, 320, 20).astype(np.int32)
-    places = np.arange(20, dtype=np.int32)
-    with open_model(folder) as source:
+    count = len(ids)
+    places = np.arange(count, dtype=np.int32)
+    with open_model(path) as source:
         spec = source.spec
         weights = [tvm.runtime.tensor(tensor.read()) for tensor in source.tensors.values()]
         ops.register_meanings()
         machine = relax.VirtualMachine(relax.build(build(spec), tvm.target.Target("llvm")), tvm.cpu())
-    page = (2, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
+    pages = -(-count // 16)
+    page = (pages, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    pages = np.array([0, 2], np.int32), np.array([1, 0], np.int32)
-    index = [ids, places, np.zeros(20, np.int32), places, *pages, places]
+    listed = np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)[::-1].copy()
+    index = [np.array(ids, np.int32), places, np.zeros(count, np.int32), places, *listed, places]
     got, best = machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)
-    expected = logits(reference(folder), ids.tolist())
-    np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)
-    np.testing.assert_array_equal(best.numpy(), expected.argmax(-1))
+    np.testing.assert_array_equal(best.numpy(), got.numpy().argmax(-1))
+    return np.array(got.numpy())

@@ -81,12 +81,12 @@ def test_every_writable_type_is_read(tiny_gguf: Write, quant: str) -> None:
 @pytest.mark.parametrize("quant", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"])
 def test_every_other_type_is_read(quant: str) -> None:
     """The package cannot write these: random blocks, read by us and by it, must agree."""
-    from llmc.frontends.tensor import _decode
+    from llmc.frontends.tensor import decode_values
 
     _, size = READABLE[quant]
     raw = np.random.default_rng(1).integers(0, 64, (5, 2 * size), dtype=np.uint8)
     wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[quant])
-    np.testing.assert_array_equal(_decode(raw, quant), wanted)
+    np.testing.assert_array_equal(decode_values(raw, quant), wanted)
 
 
 def test_rows_are_the_rows_of_the_whole(tiny_gguf: Write) -> None:
@@ -140,6 +140,13 @@ def test_explicit_head_size_and_scale(tiny_gguf: Write) -> None:
         assert source.spec.attention.scale == 0.25
 
 
+def test_linear_scaling_of_rope(tiny_gguf: Write) -> None:
+    factor = {"llama.rope.scaling.factor": np.float32(4)}
+    for kind, wanted in ((None, 4.0), ("linear", 4.0), ("none", 1.0)):
+        with open_model(tiny_gguf(factor | {"llama.rope.scaling.type": kind})) as source:
+            assert source.spec.position.factor == wanted
+
+
 def test_a_given_spec_replaces_the_derived_one(tiny_gguf: Write) -> None:
     path = tiny_gguf({"llama.new_thing": np.uint32(3)})
     with pytest.raises(SourceError, match="new_thing"):
@@ -154,7 +161,10 @@ def test_a_given_spec_replaces_the_derived_one(tiny_gguf: Write) -> None:
     ("keys", "message"),
     [
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = 'yarn'"),
-        ({"llama.rope.scaling.factor": np.float32(4)}, "llama.'rope.scaling.factor'"),
+        ({"llama.rope.scaling.attn_factor": np.float32(4)}, "llama.'rope.scaling.attn_factor'"),
+        ({"llama.rope.scaling.factor": np.float32(0)}, "rope.scaling.factor = 0.0"),
+        ({"llama.rope.freq_base_swa": np.float32(1e4)}, "llama.'rope.freq_base_swa'"),
+        ({"llama.attention.sliding_window": np.uint32(64)}, "sliding_window = 64, llmc knows: 0"),
         ({"llama.expert_count": np.uint32(8)}, "expert_count = 8"),
         ({"llama.atention.scale": np.float32(1)}, "near: attention.scale"),
         ({"llama.block_count": None}, "missing key llama.block_count"),

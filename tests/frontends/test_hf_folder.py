@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
 from llmc.compiler.errors import LlmcError, SourceError
-from llmc.compiler.spec import from_toml, to_toml
+from llmc.compiler.spec import Window, from_toml, to_toml
 from llmc.frontends.source import open_model
 
 Tiny = Callable[..., Path]
@@ -172,7 +172,7 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "activation": ({"hidden_act": "gelu"}, ["hidden_act = 'gelu', llmc knows: 'silu'"]),
     "flag": ({"attention_bias": "yes"}, ["attention_bias = 'yes', wanted true or false"]),
     "code": ({"auto_map": {"AutoModel": "x.Y"}}, ["auto_map is set: the model runs its own"]),
-    "quantized": ({"quantization_config": {"bits": 4}}, ["quantization_config is set"]),
+    "quantized": ({"quantization_config": {"bits": 4}}, ["quantization_config.quant_method is None"]),
     "family": ({"model_type": "gemma"}, ["model_type is 'gemma', llmc knows: llama, mistral"]),
     "family a list": ({"model_type": []}, ["model_type is []"]),
     "no family": ({"model_type": ...}, ["model_type is None"]),
@@ -182,9 +182,18 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "yarn": (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
-        ["rope_parameters is", "'yarn'", "'default' only"],
+        ["rope_parameters is", "'yarn'", "'default' and 'linear'"],
     ),
-    "old linear": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["'linear'"]),
+    "old dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'"]),
+    "linear factor": ({"rope_parameters": THETA | {"rope_type": "linear"}}, ["rope_parameters.factor = None"]),
+    "linear 0": ({"rope_scaling": {"type": "linear", "factor": 0}}, ["rope_scaling.factor = 0, wanted"]),
+    "factors": (
+        {"rope_scaling": {"type": "linear", "factor": 2}},
+        ["rope_parameters.factor = 1.0, rope_scaling.factor = 2 disagree"],
+    ),
+    "softcap": ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping is set: llmc has no softcapping"]),
+    "k is v": ({"attention_k_eq_v": True}, ["attention_k_eq_v is set"]),
+    "window": ({"sliding_window": 8}, ["unknown keys 'sliding_window'"]),
     "no type": ({"rope_scaling": {"factor": 2.0}}, ["rope_scaling is"]),
     "factor": ({"rope_parameters": THETA | {"factor": 2.0}}, ["unknown keys 'factor'"]),
     "partial": ({"rope_parameters": THETA | {"partial_rotary_factor": 0.5}}, ["= 0.5, wanted 1"]),
@@ -236,16 +245,30 @@ def test_old_and_new_ways_to_write_theta(folder: Path) -> None:
             assert source.spec.position.theta == 5e5
 
 
+def test_linear_scaling_of_rope(folder: Path) -> None:
+    for changes in (
+        {"rope_parameters": THETA | {"rope_type": "linear", "factor": 4}},
+        {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 4.0}},
+    ):
+        edit(folder / "config.json", **changes)
+        with open_model(folder) as source:
+            assert source.spec.position.factor == 4.0
+            assert source.spec.position.theta == 10000.0
+
+
 def test_mistral_is_a_row_of_the_table(folder: Path) -> None:
     remove = dict.fromkeys(("attention_bias", "mlp_bias"), ...)
     path = folder / "config.json"
     edit(path, model_type="mistral", sliding_window=None, **remove)
     with open_model(folder) as source:
         assert source.spec.attention.kv_heads == 2
-    edit(path, sliding_window=4096)
-    assert "sliding_window = 4096" in refusal(folder)
-    edit(path, sliding_window=...)  # transformers' default is a window of 4096
-    assert "sliding_window = 4096" in refusal(folder)
+        assert source.spec.window is None
+    for size, wanted in ((8, 8), (..., 4096)):  # absent means transformers' default
+        edit(path, sliding_window=size)
+        with open_model(folder) as source:
+            assert source.spec.window == Window(size=wanted, layers=(0, 1), theta=10000.0)
+    edit(path, sliding_window="8")
+    assert "sliding_window = '8', wanted a whole number" in refusal(folder)
 
 
 def test_a_given_spec_replaces_config(folder: Path) -> None:

@@ -32,13 +32,13 @@ class TiedQ4:
         R.func_attr({"num_input": 1})
         n = T.int64()
         with R.dataflow():
-            p = R.call_dps_packed("llmc.pack", (w, R.str("q4")), R.Tensor((3, 1, 160), "int32"))
+            p = R.call_dps_packed("llmc.pack", (w, R.str("q4")), R.Tensor((3, 160), "int32"))
             x = R.call_dps_packed(
                 "llmc.packed_embedding", (ids, p, R.str("q4"), R.prim_value(64)), R.Tensor((n, 64), "float32")
             )
             parts = R.call_dps_packed(
                 "llmc.quantize_rows", (x,),
-                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 2), "float32")],
+                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 4), "float32")],
             )  # fmt: skip
             codes = parts[0]
             scales = parts[1]

@@ -11,7 +11,8 @@ import tvm
 from tvm import tirx
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import FORMATS, to_bf16
+from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to, encode, to_bf16
+from llmc.compiler.kv_pages import KINDS, page_shape
 from llmc.compiler.ops import OPS
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -63,6 +64,15 @@ def _rope(rng: Rng) -> Case:
     return Case("rope", [_floats(rng, rows, heads * size), _floats(rng, rows, size)], attrs, (0, 1))
 
 
+def _pages(rng: Rng, kind: str, count: int, groups: int, size: int) -> np.ndarray:
+    """Pages in which no token was written yet: any numbers, or codes with NaN as their scales."""
+    shape = (count, *page_shape(kind, groups, size))
+    if KINDS[kind].dtype == np.uint8:
+        return np.full(shape, 0xFF, np.uint8)
+    numbers = _floats(rng, *shape)
+    return to_bf16(numbers) if kind == "bf16" else numbers
+
+
 def _attention(rng: Rng) -> Case:
     """Several sequences: each with some tokens already in its pages and some rows of this step."""
     groups, per_group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 8, 11]))
@@ -73,18 +83,30 @@ def _attention(rng: Rng) -> Case:
     indptr = np.cumsum([0, *pages_of]).astype(np.int32)
     seqs = np.concatenate([np.full(new, s) for s, (_, new) in enumerate(lengths)]).astype(np.int32)
     slots = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)
-    kind = str(rng.choice(["f32", "bf16"]))
-    kv = _floats(rng, sum(pages_of) + 2, 2, groups, 16 * size)
+    kind = str(rng.choice(list(KINDS)))
+    kv = _pages(rng, kind, sum(pages_of) + 2, groups, size)
     attrs = {
         "heads": heads,
         "kv_heads": groups,
         "head_dim": size,
         "scale": size**-0.5,
+        "window": int(rng.choice([0, 0, 1, 5, 16, 17, 33])),
         "kv_dtype": kind,
     }
     qkv = _floats(rng, len(seqs), (heads + 2 * groups) * size)
-    arrays = [qkv, to_bf16(kv) if kind == "bf16" else kv, seqs, slots, indptr, ids]
+    for s, (past, _) in enumerate(lengths):
+        for slot in range(past):
+            k, v = _floats(rng, 2, groups, size)
+            KINDS[kind].store(kv, ids[indptr[s] + slot // 16], slot % 16, k, v)
+    arrays = [qkv, kv, seqs, slots, indptr, ids]
     return Case("attention", arrays, attrs, (0, 1, 2, 3, 4, 5))
+
+
+def _qk_norm(rng: Rng) -> Case:
+    heads, groups, size = int(rng.integers(1, 6)), int(rng.integers(1, 4)), _width(rng)
+    attrs = {"heads": heads, "kv_heads": groups, "head_dim": size, "eps": 1e-6}
+    qkv = _floats(rng, _rows(rng), (heads + 2 * groups) * size)
+    return Case("qk_norm", [qkv, _floats(rng, size), _floats(rng, size)], attrs, (0,))
 
 
 def _take_rows(rng: Rng) -> Case:
@@ -93,28 +115,62 @@ def _take_rows(rng: Rng) -> Case:
     return Case("take_rows", [_floats(rng, rows, _width(rng)), picked], {}, (0, 1))
 
 
-def _embedding(rng: Rng) -> Case:
-    vocab, width, name = int(rng.integers(1, 60)), _width(rng), str(rng.choice(list(FORMATS)))
+def _packed(rng: Rng, name: str, rows: int, columns: int) -> np.ndarray:
+    """A packed matrix: any codes and scales a block format can hold, also those its quantizer would not choose."""
+    format = FORMATS[name]
+    if not isinstance(format, BlockFormat):
+        return format.pack(_floats(rng, rows, columns))
+    width = ceil_to(columns, format.columns)
+    blocks, records = width // format.block, width // format.columns
+    codes = rng.integers(0, format.top + 1, (rows, width // (2 if format.pair else 1))).astype(np.uint8)
+    most = 16 if format.sub_bits == 4 else 128
+    tables = {
+        "scale": (rows, records if format.scale == "super" else blocks),
+        "minimum": (rows, records if format.scale == "super" else blocks),
+        "zero": (rows, blocks),
+    }
+    found = {key: _floats(rng, *shape).astype(np.float16) for key, shape in tables.items()}
+    found["row_scale"] = _floats(rng, rows)
+    found["sub_scale"] = rng.integers(0 if most == 16 else -128, most, (rows, blocks)).astype(np.int8)
+    found["sub_minimum"] = rng.integers(0, most, (rows, blocks)).astype(np.uint8)
+    used = {"f16": ["scale"], "super": ["scale", "sub_scale"], "row": ["row_scale", "sub_scale"]}[format.scale]
+    if isinstance(format.offset, str):
+        used += [format.offset, "sub_minimum"] if format.scale == "super" else [format.offset]
+    return encode(format, Quantized(codes, {key: found[key] for key in used}), rows, columns)
+
+
+def _format_width(rng: Rng, name: str) -> int:
+    """Formats with long records only ever hold widths that fill them."""
+    format = FORMATS[name]
+    long = isinstance(format, BlockFormat) and format.columns > 64
+    return 256 * int(rng.integers(1, 3)) if long else _width(rng)
+
+
+def embedding_case(rng: Rng, name: str) -> Case:
+    """A look-up in a table of this format."""
+    vocab, width = int(rng.integers(1, 60)), _format_width(rng, name)
     ids = rng.integers(0, vocab, _rows(rng)).astype(np.int32)
-    table = FORMATS[name].pack(_floats(rng, vocab, width))
-    return Case("packed_embedding", [ids, table], {"format": name, "width": width}, (0,))
+    return Case("packed_embedding", [ids, _packed(rng, name, vocab, width)], {"format": name, "width": width}, (0,))
 
 
-def _linear(op: str, activation: str) -> Any:
+def linear_case(rng: Rng, op: str, name: str) -> Case:
+    """A linear layer with a weight of this format."""
     left = {
-        "f32": lambda x: (x,),
-        "bf16": lambda x: (meaning.round_rows(x),),
-        "i8": meaning.quantize_rows,
-    }[activation]
+        "packed_linear": lambda x: (x,),
+        "bf16_linear": lambda x: (meaning.round_rows(x),),
+        "i8_linear": meaning.quantize_rows,
+    }[op]
+    outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _format_width(rng, name)
+    x = left(_floats(rng, _rows(rng) if rng.random() < 0.9 else 260, width))
+    weight = _packed(rng, name, outputs, width)
+    return Case(op, [*x, weight], {"format": name, "width": outputs}, tuple(range(len(x))))
 
-    def case(rng: Rng) -> Case:
-        name = str(rng.choice([f.name for f in FORMATS.values() if f.activation == activation]))
-        outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _width(rng)
-        x = left(_floats(rng, _rows(rng) if rng.random() < 0.9 else 260, width))
-        weight = FORMATS[name].pack(_floats(rng, outputs, width))
-        return Case(op, [*x, weight], {"format": name, "width": outputs}, tuple(range(len(x))))
 
-    return case
+BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
+
+
+def _any_of(make: Callable[[Rng, str], Case], names: list[str]) -> Callable[[Rng], Case]:
+    return lambda rng: make(rng, str(rng.choice(names)))
 
 
 CASES: dict[str, Callable[[Rng], Case]] = {
@@ -135,17 +191,26 @@ CASES: dict[str, Callable[[Rng], Case]] = {
             (0,),
         ),
     ),
-    "gated": _row_case("gated", lambda r, m, c: ([20 * _floats(r, m, 2 * c)], {"activation": "silu"}, (0,))),
+    "gated": _row_case(
+        "gated",
+        lambda r, m, c: (
+            [20 * _floats(r, m, 2 * c)],
+            {"activation": str(r.choice(list(meaning.ACTIVATIONS)))},
+            (0,),
+        ),
+    ),
+    "scale": _row_case("scale", lambda r, m, c: ([_floats(r, m, c)], {"factor": float(r.random())}, (0,))),
+    "qk_norm": _qk_norm,
     "argmax": _row_case("argmax", lambda r, m, c: ([_floats(r, m, c).round(1)], {}, (0,))),
     "round_rows": _row_case("round_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
     "rope": _rope,
     "attention": _attention,
     "take_rows": _take_rows,
-    "packed_embedding": _embedding,
-    "packed_linear": _linear("packed_linear", "f32"),
-    "bf16_linear": _linear("bf16_linear", "bf16"),
-    "i8_linear": _linear("i8_linear", "i8"),
+    "packed_embedding": _any_of(embedding_case, ["f32", "bf16", "q8", "q4"]),
+    "packed_linear": _any_of(lambda rng, name: linear_case(rng, "packed_linear", name), ["f32", "q8", "c3h"]),
+    "bf16_linear": _any_of(lambda rng, name: linear_case(rng, "bf16_linear", name), ["bf16"]),
+    "i8_linear": _any_of(lambda rng, name: linear_case(rng, "i8_linear", name), BLOCK_FORMATS),
 }
 
 # Relative to the greatest output. Sums of up to 150 products in float32, in another order than NumPy's.

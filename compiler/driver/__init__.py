@@ -1,0 +1,11 @@
+"""Model files in, an artifact out: the one part that knows every other part.
+
+compile.py is read top to bottom; recipe.py decides which format each matrix gets, budget.py and calibrate.py how
+(by what they measure on probe.py's model), sources.py packs them, check.py compares the result with the original.
+"""
+
+from __future__ import annotations
+
+from llmc.compiler.driver.compile import CompileResult, Progress, compile_model
+
+__all__ = ["CompileResult", "Progress", "compile_model"]

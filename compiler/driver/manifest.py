@@ -1,0 +1,55 @@
+"""What an artifact says about itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from llmc.compiler.driver.recipe import VOCABULARY, Recipe, describe
+from llmc.compiler.evaluate import StoredWeight
+from llmc.compiler.kv_pages import PAGE, page_shape
+from llmc.compiler.spec import ModelSpec, tensor_shapes, to_dict
+
+
+def describe_model(
+    model: Any, recipe: Recipe, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
+    variant: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The manifest, less what `write_manifest` adds."""
+    spec: ModelSpec = model.spec
+    kv_heads, head_dim = spec.attention.kv_heads, spec.attention.head_dim
+    body = [name for name in recipe if name not in VOCABULARY]
+    source_weights = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    return {
+        "name": spec.name,
+        "spec": to_dict(spec),
+        "vocab": spec.sizes.vocab,
+        "context": spec.sizes.context,
+        "kv": {
+            "layers": spec.sizes.layers, "kv_heads": kv_heads, "head_dim": head_dim, "page_tokens": PAGE,
+            "dtype": kv_dtype, "page_shape": list(page_shape(kv_dtype, kv_heads, head_dim)),
+        },
+        "quantization": {
+            "format": describe(recipe[name] for name in body or recipe),
+            "bits_per_weight": round(8 * sum(w.nbytes for w in stored) / source_weights, 4),
+            "formats": recipe,
+            "tensors": dict(Counter(w.format for w in stored)),
+            "source": dict(Counter(tensor.stored for tensor in model.tensors.values())),
+        },
+        "variants": [variant],
+        "runtime": "lib/libtvm_runtime.so",
+        "weights": weights,
+        "tokens": {
+            "bos": spec.tokens.bos, "eos": list(spec.tokens.eos), "add_bos": spec.tokens.add_bos,
+            "special": model.special_tokens,
+        },
+        "chat_template": "chat_template.jinja" if model.chat_template else None,
+        "tokenizer": "tokenizer.json",
+        "generation": model.generation,
+        "compiler": {
+            "llmc": importlib.metadata.version("llmc"), "tvm": importlib.metadata.version("apache-tvm"),
+        },
+    }  # fmt: skip

@@ -1,0 +1,73 @@
+"""What to measure before weights are packed, and what follows from it: the recipe and the statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.driver.recipe import Recipe, keep, read_recipe, uniform
+from llmc.compiler.driver.request import Request
+from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.errors import LlmcError
+from llmc.targets.target import Target, cpu_flags
+
+if TYPE_CHECKING:
+    from llmc.compiler.driver.check import Loss
+    from llmc.compiler.driver.probe import Probe
+
+Progress = Callable[[str, int, int], None]
+CHECK_WINDOWS = 2  # of a calibration text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is to be quantized. `probe` and `windows` are there when something is measured."""
+
+    recipe: Recipe
+    source: ModelSources
+    probe: Probe | None
+    windows: list[list[int]]
+
+    def measure(self, artifact: Path, target: Target, report: Progress) -> Loss | None:
+        """What the artifact loses; None when that was not asked for or cannot run here."""
+        if self.probe is None or not set(target.requires) <= cpu_flags():
+            return None
+        from llmc.compiler.driver.check import measure
+
+        report("check", 0, 1)
+        loss = measure(self.probe, artifact, self.windows)
+        report("check", 1, 1)
+        return loss
+
+
+def make_plan(request: Request, model: Any, report: Progress) -> Plan:
+    """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
+    given = None
+    if request.recipe is not None:
+        given = read_recipe(request.recipe, model)
+    elif request.bpw is None and request.size is None:
+        given = keep(model) if request.quant == "auto" else uniform(model.spec, request.quant)
+    if not request.measures:
+        assert given is not None
+        return Plan(given, ModelSources(model), None, [])
+    from llmc.compiler.driver.budget import choose_formats
+    from llmc.compiler.driver.calibrate import calibrate
+    from llmc.compiler.driver.probe import Probe
+    from llmc.compiler.driver.texts import calibration_windows, sample_window
+
+    texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
+    windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
+    probe = Probe(model, lambda done, total: report("original", done, total))
+    grams = {}
+    if texts:
+        grams = calibrate(probe, texts, lambda done, total: report("calibrate", done, total))
+    budget = request.budget(sum(math.prod(tensor.shape) for tensor in model.tensors.values()))
+    if budget is not None:
+        progress = lambda done, total: report("sensitivity", done, total)  # noqa: E731
+        given = choose_formats(probe, model, windows, grams, budget, progress)
+    if given is None:
+        raise LlmcError("no formats were chosen")
+    return Plan(given, ModelSources(model, grams), probe, windows)

@@ -1,0 +1,88 @@
+"""The unquantized model, compiled for this machine to be measured: logits, inputs of matrices, replaced matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+import llmc.targets.target as targets
+from llmc.compiler import pipeline
+from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.evaluate import stored_weights
+from llmc.compiler.formats import FORMATS
+from llmc.compiler.kv_pages import PAGE
+from llmc.compiler.pipeline import Stage
+from llmc.compiler.spec import tensor_shapes
+from llmc.frontends.build import build
+from llmc.passes import lift_weights
+from llmc.passes.matrices import Matrix, matrices
+from llmc.passes.pipeline import stages
+from llmc.passes.quantize.record_inputs import record_inputs
+from llmc.targets.build import compile_module
+from llmc.targets.lower import lower
+
+F32 = NDArray[np.float32]
+
+
+class Probe:
+    """A float32 model in memory: four bytes a weight.
+
+    `matrices` are its matrices, fused as the artifact's are when they share a format.
+    """
+
+    def __init__(self, model: Any, progress: Callable[[int, int], None] | None = None) -> None:
+        spec = model.spec
+        target = targets.native()
+        early, late = _split(stages(lambda name: "f32"))
+        module = record_inputs(pipeline.run(early, build(spec, "f32")))
+        self.matrices: list[Matrix] = matrices(module)
+        module = pipeline.run(late, module)
+        stored = list(stored_weights(module[lift_weights.TRANSFORM], list(tensor_shapes(spec))))
+        executable = compile_module(lower(lift_weights.bundle_weights(module), target), target)
+        self._step = relax.VirtualMachine(executable, tvm.cpu())["step"]
+        self._place = {weight.sources: i for i, weight in enumerate(stored)}
+        self._weights = []
+        source = ModelSources(model)
+        for number, weight in enumerate(stored):
+            self._weights.append(tvm.runtime.tensor(weight.compute(source)))
+            if progress:
+                progress(number + 1, len(stored))
+        heads, size = spec.attention.kv_heads, spec.attention.head_dim
+        self._page = (2, heads, size * PAGE)
+        self._layers = spec.sizes.layers
+
+    def run(self, ids: list[int]) -> tuple[F32, list[F32]]:
+        """Logits (n, V) of every place of a text, and the inputs (n, K) of every matrix that has one."""
+        count = len(ids)
+        pages = -(-count // PAGE)
+        places = np.arange(count, dtype=np.int32)
+        index = [
+            np.array(ids, np.int32), places, np.zeros(count, np.int32), places,
+            np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32), places,
+        ]  # fmt: skip
+        kv = [tvm.runtime.tensor(np.zeros((pages, *self._page), np.float32)) for _ in range(self._layers)]
+        logits, _, *inputs = self._step(*map(tvm.runtime.tensor, index), kv, self._weights)
+        return logits.numpy(), [x.numpy() for x in inputs]
+
+    @contextmanager
+    def replaced(self, matrix: Matrix, weight: F32) -> Iterator[None]:
+        """Run with other numbers (N, K) in one matrix."""
+        place = self._place[matrix.sources]
+        original = self._weights[place]
+        self._weights[place] = tvm.runtime.tensor(FORMATS["f32"].pack(weight))
+        try:
+            yield
+        finally:
+            self._weights[place] = original
+
+
+def _split(whole: list[Stage]) -> tuple[list[Stage], list[Stage]]:
+    """The stages before matrices are packed, and the rest."""
+    first = next(i for i, stage in enumerate(whole) if stage.name == "pack_weights")
+    return whole[:first], whole[first:]

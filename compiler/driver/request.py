@@ -1,0 +1,85 @@
+"""What a compile was asked for, checked before any work."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import llmc.targets.target as targets
+from llmc.compiler import artifact
+from llmc.compiler.driver.budget import Budget
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS, OFFERED
+from llmc.compiler.kv_pages import KINDS
+from llmc.compiler.spec import ModelSpec, from_toml
+
+KV_DTYPES = ("auto", *KINDS)
+ACTIVATIONS = ("auto", "i8", "f32")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `compile_model`."""
+
+    source: str | Path
+    output: Path
+    quant: str = "auto"
+    kv: str = "auto"
+    target: str = "cpu"
+    spec: Path | None = None
+    bpw: float | None = None
+    size: int | None = None
+    calib: Path | None = None
+    recipe: Path | None = None
+    activations: str = "auto"
+    check: bool = False
+    seed: int = 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether the unquantized model has to run."""
+        return self.check or self.calib is not None or self.bpw is not None or self.size is not None
+
+    def budget(self, weights: int) -> Budget | None:
+        """The most bytes, for a model of so many weights."""
+        if self.bpw is not None:
+            return Budget(self.bpw * weights / 8, f"--bpw {self.bpw:g}")
+        return None if self.size is None else Budget(self.size, f"--size {self.size / 1e6:g}MB")
+
+
+def check_request(request: Request) -> targets.Target:
+    """The target, when everything that can be known before the model is read makes sense; else LlmcError."""
+    if request.quant != "auto" and request.quant not in OFFERED:
+        kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
+        raise LlmcError(f"unknown weight format {request.quant!r}{kept}; llmc knows: auto, {', '.join(OFFERED)}")
+    if request.kv not in KV_DTYPES:
+        raise LlmcError(f"unknown KV format {request.kv!r}; llmc knows: {', '.join(KV_DTYPES)}")
+    if request.activations not in ACTIVATIONS:
+        raise LlmcError(f"unknown activations {request.activations!r}; llmc knows: {', '.join(ACTIVATIONS)}")
+    asked = {"quant": request.quant != "auto", "bpw": request.bpw is not None, "size": request.size is not None,
+             "recipe": request.recipe is not None}  # fmt: skip
+    if sum(asked.values()) > 1:
+        named = " and ".join(f"--{name}" for name, given in asked.items() if given)
+        raise LlmcError(f"{named} each choose the formats; give one of them")
+    if request.bpw is not None and not 0 < request.bpw <= 32:
+        raise LlmcError(f"--bpw {request.bpw:g}: wanted more than 0 and at most 32 bits per weight")
+    if request.size is not None and request.size <= 0:
+        raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
+    chosen = targets.get(request.target)
+    if shutil.which(chosen.linker) is None:
+        raise LlmcError(f"{chosen.linker} is needed to link code for {chosen.arch} and is not on PATH; install it")
+    artifact.check_output(request.output)
+    return chosen
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The spec in a TOML file."""
+    try:
+        return from_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LlmcError(f"{path}: cannot read the spec: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise LlmcError(f"{path}: cannot read the spec: not UTF-8 text") from error
+    except LlmcError as error:
+        raise LlmcError(f"{path}: {error}") from error

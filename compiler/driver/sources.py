@@ -1,0 +1,66 @@
+"""A model's weights as the artifact stores them: kept, calibrated, or packed as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, encode
+
+COMPENSATED_BITS = 4  # codes of at most this many bits gain from moving errors to columns not yet rounded
+
+Gram = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ModelSources:
+    """`Sources` of compiler/evaluate.py over an open model.
+
+    `grams`: first weight of a matrix -> mean of x x^T of what it is multiplied with, (K, K), from calibration.
+    """
+
+    model: Any
+    grams: Mapping[str, Gram] = field(default_factory=dict)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """The values of one weight."""
+        values: NDArray[np.float32] = self.model.tensors[name].read()
+        return values
+
+    def stacked(self, names: tuple[str, ...]) -> NDArray[np.float32]:
+        """Matrices one under another."""
+        return np.concatenate([self.read(name) for name in names]) if len(names) > 1 else self.read(names[0])
+
+    def quantized(self, format: BlockFormat, names: tuple[str, ...]) -> Quantized:
+        """Codes and tables of matrices one under another."""
+        tensors = [self.model.tensors[name] for name in names]
+        if all(tensor.kept == format.name for tensor in tensors):
+            return _joined([tensor.read_quantized() for tensor in tensors])
+        gram = self.grams.get(names[0])
+        if gram is None:
+            return format.quantize(self.stacked(names))
+        if format.scale == "row" and format.code_bits <= COMPENSATED_BITS:
+            from llmc.passes.quantize.gptq import compensate
+
+            return compensate(self.stacked(names), format, gram)
+        return format.quantize(self.stacked(names), np.ascontiguousarray(gram.diagonal()))
+
+    def pack(self, format: str, names: tuple[str, ...]) -> NDArray[Any]:
+        """The packed tensor of matrices one under another."""
+        kind = FORMATS[format]
+        if not isinstance(kind, BlockFormat):
+            return kind.pack(self.stacked(names))
+        quantized = self.quantized(kind, names)
+        rows, columns = sum(self.model.tensors[n].shape[0] for n in names), self.model.tensors[names[0]].shape[1]
+        return encode(kind, quantized, rows, columns)
+
+
+def _joined(parts: list[Quantized]) -> Quantized:
+    if len(parts) == 1:
+        return parts[0]
+    tables = {name: np.concatenate([part.tables[name] for part in parts]) for name in parts[0].tables}
+    return Quantized(np.concatenate([part.codes for part in parts]), tables)

@@ -1,0 +1,44 @@
+"""Texts to measure on, as windows of token ids."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.errors import LlmcError
+from llmc.runtime.tokenizer import Tokenizer
+
+SAMPLE_TOKENS = 256  # of our own sample, for what is measured when no text is given
+CALIBRATION_WINDOW = 512  # tokens
+CALIBRATION_WINDOWS = 16
+
+
+def sample_window(model: Any) -> list[int]:
+    """The first tokens of a short text of ours: prose, dialogue, code, numbers, other languages."""
+    return _ids(model, files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8"))[:SAMPLE_TOKENS]
+
+
+def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:
+    """Windows of a text file, chosen by the seed. Raises LlmcError for a text that is no text or too short."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise LlmcError(f"{path}: cannot read the calibration text: {(reason or str(error)).lower()}") from error
+    size = min(CALIBRATION_WINDOW, model.spec.sizes.context)
+    ids = _ids(model, text)
+    count = len(ids) // size
+    if count == 0:
+        raise LlmcError(f"{path}: {len(ids)} tokens, wanted at least {size} to calibrate on; give a longer text")
+    chosen = np.random.default_rng(seed).permutation(count)[:CALIBRATION_WINDOWS]
+    first = [model.spec.tokens.bos] if model.spec.tokens.add_bos else []
+    return [[*first, *ids[i * size : (i + 1) * size - len(first)]] for i in sorted(chosen.tolist())]
+
+
+def _ids(model: Any, text: str) -> list[int]:
+    tokens = model.spec.tokens
+    ids = Tokenizer(model.tokenizer_json, bos=tokens.bos).encode(text, bos=tokens.add_bos)
+    return [i for i in ids if i < model.spec.sizes.vocab]

@@ -1,0 +1,64 @@
+"""Every weight format there is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmc.compiler.formats.block import BlockFormat
+from llmc.compiler.formats.codebooks import CODEBOOKS
+from llmc.compiler.formats.minmax import absmax, minmax, pair_grid
+from llmc.compiler.formats.plain import BF16_FORMAT, F32_FORMAT, PlainFormat
+from llmc.compiler.formats.search import search
+
+Format = PlainFormat | BlockFormat
+
+# GGUF's IQ4_NL: sixteen values, denser near zero (ggml-common.h kvalues_iq4nl), moved up by 128.
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]) + 128
+
+# The lead seed's: Inferflow Eq. 1-5, two float16 a block. `q8` alone is symmetric, as the seed's default q8 is.
+_SEED = (
+    BlockFormat("q8", (8,), 32, "f16", 128, absmax),
+    BlockFormat("q8_b32", (8,), 32, "f16", "minimum", minmax),
+    BlockFormat("q6", (4, 2), 64, "f16", "minimum", minmax),
+    BlockFormat("q5", (4, 1), 64, "f16", "minimum", minmax),
+    BlockFormat("q4", (4,), 32, "f16", "minimum", minmax),
+    BlockFormat("q4_b64", (4,), 64, "f16", "minimum", minmax),
+    BlockFormat("q3h", (4, 2, 1), 64, "f16", "minimum", minmax, pair=True, values=pair_grid()),
+    BlockFormat("q3", (2, 1), 32, "f16", "minimum", minmax),
+    BlockFormat("q2", (2,), 32, "f16", "minimum", minmax),
+)
+
+# Ours: a codebook, a signed byte of scale a block and one float32 a row; codes of two columns below 4 bits.
+_OURS = tuple(
+    BlockFormat(name, planes, 32, "row", 64, search, pair=pair, values=CODEBOOKS[name])
+    for name, planes, pair in (
+        ("c6", (4, 2), False),
+        ("c5", (4, 1), False),
+        ("c4", (4,), False),
+        ("c3h", (4, 2, 1), True),
+        ("c3", (4, 2), True),
+        ("c2h", (4, 1), True),
+        ("c2", (4,), True),
+    )
+)
+
+# What checkpoints hold already: never chosen for floats, kept bit by bit. GGUF's Q8_0 and Q4_1 are q8 and q4.
+# https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h; AWQ and GPTQ: whole-number zeros.
+_KEPT = (
+    BlockFormat("q4_0", (4,), 32, "f16", 8, None),
+    BlockFormat("q5_0", (4, 1), 32, "f16", 16, None),
+    BlockFormat("q5_1", (4, 1), 32, "f16", "minimum", None),
+    BlockFormat("iq4_nl", (4,), 32, "f16", 128, None, values=_IQ4_NL.astype(np.uint8)),
+    BlockFormat("q2_k", (2,), 16, "super", "minimum", None, columns=256, sub_bits=4),
+    BlockFormat("q3_k", (2, 1), 16, "super", 4, None, columns=256),
+    BlockFormat("q4_k", (4,), 32, "super", "minimum", None, columns=256),
+    BlockFormat("q5_k", (4, 1), 32, "super", "minimum", None, columns=256),
+    BlockFormat("q6_k", (4, 2), 16, "super", 32, None, columns=256),
+    BlockFormat("int4_b32", (4,), 32, "f16", "zero", None),
+    BlockFormat("int4_b64", (4,), 64, "f16", "zero", None),
+)
+
+
+_PLAIN: tuple[Format, ...] = (F32_FORMAT, BF16_FORMAT)
+FORMATS: dict[str, Format] = {format.name: format for format in (*_PLAIN, *_SEED, *_OURS, *_KEPT)}
+OFFERED = tuple(format.name for format in (*_PLAIN, *_SEED, *_OURS))  # what floats can be packed into

@@ -1,0 +1,47 @@
+"""Which matrices a step multiplies with: the unit of every choice of a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from llmc.compiler import ops
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix of the graph. `sources` are the weights it stands for, one under another."""
+
+    sources: tuple[str, ...]
+    rows: int
+    columns: int
+    input: Any  # the variable it is multiplied with; None for a table that is only looked up in
+
+
+def sources(lookup: Callable[[Any], Any], weight: Any) -> tuple[str, ...]:
+    """Names of the weights that a linear layer's weight is made of: itself, or the parts of a concatenation."""
+    value = lookup(weight)
+    if isinstance(value, relax.Call) and value.op.name == "relax.concat":
+        return tuple(name for part in value.args[0].fields for name in sources(lookup, part))
+    return (str(weight.name),)
+
+
+def matrices(module: tvm.IRModule) -> list[Matrix]:
+    """The matrices of the unpacked step, each once, in the order of the graph."""
+    step = module["step"]
+    bound = {binding.var: binding.value for block in step.body.blocks for binding in block.bindings}
+    found: dict[tuple[str, ...], Matrix] = {}
+    for value in bound.values():
+        match = ops.match(value)
+        if match is None or match[0].name not in ("linear", "embedding"):
+            continue
+        op, (left, weight), _ = match
+        names = sources(bound.get, weight)
+        rows, columns = (int(size) for size in weight.ty.shape)
+        if op.name == "linear" or names not in found:
+            found[names] = Matrix(names, rows, columns, left if op.name == "linear" else None)
+    return list(found.values())

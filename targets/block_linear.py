@@ -1,0 +1,120 @@
+"""Linear layers over block formats: one reduction for every format, for int8 and for float32 activations.
+
+The reduction goes by chunks of 64 columns; a chunk's codes and scales are read once and shared by a group of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.targets.codes import CHUNK, Tile
+from llmc.targets.linear import Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.target import Target
+from llmc.targets.vector import dot4, f32, fma, i32, splat
+
+
+def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """codes (M, P/4), scales (M, P/32), sums (M, P/16), packed weight (T, words) -> (M, width)."""
+    format = _format(attrs)
+    columns = int(shapes[0][1]) * 4
+
+    def body(buffers: list[Any]) -> Reduce:
+        *left, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            reader = Tile(target, format, weight, columns, tile)
+            with T.serial(0, columns // CHUNK) as chunk:
+                words = reader.values(chunk)
+                for half in range(CHUNK // BLOCK):
+                    _add_half(reader, left, chunk, half, words, row, rows, acc)
+            return _finish(reader, acc, rows)
+
+        return reduce
+
+    return template(["int32", "float32", "float32", "int32"], shapes, body)
+
+
+def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
+    if attrs["format"] == "f32":
+        return f32_linear(target, shapes, attrs)
+    format = _format(attrs)
+    columns = int(shapes[0][1])
+    chunks = -(-columns // CHUNK)
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def element(row: Any, column: Any) -> Any:
+            if columns % CHUNK == 0:
+                return x[row, column]
+            return T.if_then_else(column < columns, x[row, T.min(column, columns - 1)], f32(0))
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            reader = Tile(target, format, weight, columns, tile)
+            with T.serial(0, chunks) as chunk:
+                for group, word in enumerate(reader.values(chunk)):
+                    scale = reader.scale(chunk, group * 4 // format.block)
+                    offset = reader.offset(chunk, group * 4 // format.block, scale)
+                    for byte in range(4):
+                        code = T.bitwise_and(T.shift_right(word, splat(i32(8 * byte))), splat(i32(0xFF)))
+                        w = fma(T.cast(code, "float32x16"), scale, offset)
+                        for r in range(rows):
+                            left = splat(element(row + r, chunk * CHUNK + group * 4 + byte))
+                            put(acc, r, fma(left, w, get(acc, r)))
+            return _finish(reader, acc, rows)
+
+        return reduce
+
+    return template(["float32", "int32"], shapes, body)
+
+
+def _format(attrs: dict[str, Any]) -> BlockFormat:
+    format = FORMATS[attrs["format"]]
+    assert isinstance(format, BlockFormat), format.name
+    return format
+
+
+def _add_half(
+    reader: Tile, left: list[Any], chunk: Any, half: int, words: Iterator[Any], row: Any, rows: int, acc: Any
+) -> None:
+    """acc += the products of 32 columns: those that share a scale of the activations."""
+    format = reader.format
+    step = min(format.block, BLOCK)  # columns whose dots may be summed as integers
+    codes, scales, sums = left
+    for part in range(BLOCK // step):
+        dots = zeros(rows, "int32")
+        for group in range(part * step // 4, (part + 1) * step // 4):
+            word = next(words)
+            for r in range(rows):
+                activations = codes[row + r, chunk * (CHUNK // 4) + half * (BLOCK // 4) + group]
+                put(dots, r, dot4(reader.target, get(dots, r), word, activations, _wide(format)))
+        block = (half * BLOCK + part * step) // format.block
+        scale = reader.scale(chunk, block)
+        offset = reader.offset(chunk, block, scale)
+        first = chunk * (CHUNK // SUM_BLOCK) + (half * BLOCK + part * step) // SUM_BLOCK
+        for r in range(rows):
+            total = sum((sums[row + r, first + i] for i in range(1, step // SUM_BLOCK)), sums[row + r, first])
+            left_scale = splat(scales[row + r, chunk * (CHUNK // BLOCK) + half])
+            put(acc, r, fma(T.cast(get(dots, r), "float32x16"), scale * left_scale, get(acc, r)))
+            put(acc, r, fma(offset, splat(total), get(acc, r)))
+
+
+def _wide(format: BlockFormat) -> bool:
+    """Whether value bytes may be above 127."""
+    return (format.top if format.values is None else int(format.values.max())) > 127
+
+
+def _finish(reader: Tile, acc: Any, rows: int) -> Any:
+    row_scale = reader.row_scale()
+    if row_scale is not None:
+        for r in range(rows):
+            put(acc, r, get(acc, r) * row_scale)
+    return acc

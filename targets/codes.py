@@ -1,0 +1,172 @@
+"""Reading a block format's records in a kernel: codes as bytes in registers, scales and offsets of a block.
+
+The layout is compiler/formats/layout.py's. A `Tile` stands for one tile of 16 output rows of a packed matrix; a chunk
+is 64 of its columns. Everything here is unrolled: groups and blocks are plain numbers, chunks may be loop variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import TILE, BlockFormat
+from llmc.targets.target import Target
+from llmc.targets.vector import f32, i32, lanes, lookup, prefetch, registers, splat, widen_f16
+
+CHUNK = 64  # columns of a step of the reduction
+GROUPS = 8  # of four codes in a unit
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of a packed matrix (T, words)."""
+
+    target: Target
+    format: BlockFormat
+    weight: Any
+    columns: int  # of the matrix, padded to whole chunks
+    tile: Any
+
+    def _at(self, chunk: Any, word: Any) -> Any:
+        """Index of a word of the chunk's record."""
+        format = self.format
+        per_record = format.columns // CHUNK
+        record = chunk if per_record == 1 else T.floordiv(chunk, per_record)
+        return format.head_words(self.columns) + record * format.record_words + word
+
+    def _inside(self, chunk: Any, per_chunk: int) -> Any:
+        """Number of the chunk's first thing in its record, `per_chunk` things a chunk."""
+        per_record = self.format.columns // CHUNK
+        return 0 if per_record == 1 else T.floormod(chunk, per_record) * per_chunk
+
+    def codes(self, chunk: Any, unit: int) -> list[Any]:
+        """Eight int32x16 words: the codes of each group of a unit (0, or 1 when a chunk has two)."""
+        units = CHUNK // self.format.unit
+        words = sum(self.format.planes) * TILE
+        first = self._at(chunk, (self._inside(chunk, units) + unit) * words)
+        out: list[Any] = [None] * GROUPS
+        shift, start = 0, 0
+        for bits in self.format.planes:
+            for register in range(bits):
+                word = registers((TILE,), "int32")
+                index = first + start + register * TILE
+                self._prefetch(index)
+                T.buffer_store(word, self.weight[self.tile, lanes(index)], [lanes(0)])
+                for place in range(GROUPS // bits):
+                    group = register + place * bits
+                    piece = _bits(word[lanes(0)], bits, place * bits, shift)
+                    out[group] = piece if out[group] is None else T.bitwise_or(out[group], piece)
+            shift, start = shift + bits, start + bits * TILE
+        return out
+
+    def values(self, chunk: Any) -> Iterator[Any]:
+        """Sixteen int32x16 words, one for each four columns of the chunk in order: what their codes stand for.
+
+        Emitted as they are asked for, so that few are alive at a time.
+        """
+        table = self.format.values
+        for unit in range(CHUNK // self.format.unit):
+            for code in self.codes(chunk, unit):
+                word = _kept(code)
+                if table is None:
+                    yield word
+                    continue
+                for column in table.reshape(len(table), -1).T:
+                    yield _kept(lookup(self.target, column, word))
+
+    def scale(self, chunk: Any, block: int) -> Any:
+        """float32x16 scales of the chunk's block; without the row's for the "row" kind."""
+        format = self.format
+        if format.scale == "row":
+            index = TILE + (chunk * (CHUNK // format.block) + block) * 4
+            sub = _once(self._bytes(index, signed=True))
+            return sub * T.call_llvm_pure_intrin("llvm.fabs", sub, dtype="float32x16")
+        if format.scale == "f16":
+            return self._halves(self._at(chunk, format.code_words + block * 8))
+        return self._halves(self._super(chunk, 0)) * self._sub(chunk, block, 0)
+
+    def offset(self, chunk: Any, block: int, scale: Any) -> Any:
+        """float32x16 offsets of the chunk's block, whose scale is given."""
+        format = self.format
+        if isinstance(format.offset, int):
+            return scale * splat(f32(-format.offset))
+        if format.scale == "super":
+            minimum = self._halves(self._super(chunk, 1)) * splat(f32(-1))
+            return minimum * self._sub(chunk, block, 1)
+        blocks = CHUNK // format.block
+        stored = self._halves(self._at(chunk, format.code_words + (blocks + block) * 8))
+        return stored if format.offset == "minimum" else scale * stored * splat(f32(-1))
+
+    def row_scale(self) -> Any:
+        """float32x16, or None when blocks carry all of the scale."""
+        if self.format.scale != "row":
+            return None
+        return T.reinterpret(self.weight[self.tile, lanes(0)], dtype="float32x16")
+
+    def _super(self, chunk: Any, which: int) -> Any:
+        """Index of the record's scale (0) or minimum (1)."""
+        format = self.format
+        subs = format.columns // format.block * 4
+        both = 2 if format.offset == "minimum" and format.sub_bits == 8 else 1
+        return self._at(chunk, format.code_words + subs * both + which * 8)
+
+    def _sub(self, chunk: Any, block: int, which: int) -> Any:
+        """float32x16 sub-scales (0) or sub-minima (1)."""
+        format = self.format
+        per_chunk = CHUNK // format.block
+        blocks = format.columns // format.block
+        number = self._inside(chunk, per_chunk) + block
+        if format.sub_bits == 4:
+            index = self._at(chunk, format.code_words + number * 4)
+            return self._bytes(index, signed=False, mask=15, shift=4 * which)
+        index = self._at(chunk, format.code_words + (which * blocks + number) * 4)
+        return self._bytes(index, signed=which == 0)
+
+    def _bytes(self, index: Any, signed: bool, mask: int = 0, shift: int = 0) -> Any:
+        words = self.weight[self.tile, T.ramp(index, 1, 4)]
+        wide = T.cast(T.reinterpret(words, dtype="int8x16" if signed else "uint8x16"), "int32x16")
+        if mask:
+            wide = T.bitwise_and(T.shift_right(wide, splat(i32(shift))) if shift else wide, splat(i32(mask)))
+        return T.cast(wide, "float32x16")
+
+    def _halves(self, index: Any) -> Any:
+        return widen_f16(self.target, self.weight[self.tile, T.ramp(index, 1, 8)])
+
+    def _prefetch(self, index: Any) -> None:
+        """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
+        if not self.target.prefetch_bytes:
+            return
+        words = int(self.weight.shape[1])
+        ahead = self.tile * words + index + self.target.prefetch_bytes // 4
+        prefetch(self.weight.access_ptr("r", offset=ahead))
+
+
+def _kept(value: Any) -> Any:
+    """The int32x16 in a register of its own, so that it is computed once however often it is used."""
+    word = registers((TILE,), "int32")
+    T.buffer_store(word, value, [lanes(0)])
+    return word[lanes(0)]
+
+
+def _once(value: Any) -> Any:
+    """The float32x16 in a register of its own."""
+    kept = registers((TILE,), "float32")
+    T.buffer_store(kept, value, [lanes(0)])
+    return kept[lanes(0)]
+
+
+def _bits(word: Any, bits: int, at: int, to: int) -> Any:
+    """Bits at .. at + bits of every byte, moved to bit `to`."""
+    if bits == 8:
+        return word
+    mask = (((1 << bits) - 1) << to) * 0x01010101
+    signed = mask - (1 << 32) if mask >= 1 << 31 else mask
+    if at > to:
+        word = T.shift_right(word, splat(i32(at - to)))
+    elif at < to:
+        word = T.shift_left(word, splat(i32(to - at)))
+    return T.bitwise_and(word, splat(tirx.const(signed, "int32")))
