@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmc.runtime.errors import RequestError
 from llmc.runtime.manifest import PAGE_TOKENS, KvLayout
 
-_DTYPES = {"f32": np.float32, "bf16": np.uint16}
+_DTYPES = {"f32": np.float32, "bf16": np.uint16, "q8": np.uint8, "q4": np.uint8}
 _MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
 
 
@@ -39,7 +39,7 @@ class Sequence:
 
 
 class PagePool:
-    """Pages of all layers: `layers` arrays of shape (num_pages, 2, kv_heads, head_dim * 16).
+    """Pages of all layers: `layers` arrays of shape (num_pages, *page_shape).
 
     Memory is taken from the system when a page is first written, so a large pool costs nothing until it is used.
     Pages are handed out lowest first, which keeps what is touched small. Safe to use from several threads.

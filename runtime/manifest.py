@@ -6,6 +6,7 @@ Its layout is docs/artifact.md; the writer is compiler/artifact.py.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llmc.runtime.errors import ArtifactError
 
 FORMAT = 1  # the newest layout this runtime reads
 PAGE_TOKENS = 16  # the kernels are compiled for this page size
+KV_BYTES = {"f32": 4, "bf16": 2, "q8": 1, "q4": 1}  # dtype of the KV cache -> bytes of an element
 MANIFEST = "manifest.json"
 _MAX_BYTES = 64 << 20  # 16 MiB chunks: the hashes of a 10 TB weights file still fit
 _MAX_LISTED = 5  # problems an error names before it counts the rest
@@ -31,7 +33,7 @@ _SCHEMA = schema.record(
         kv_heads=schema.whole(1, 2**16),
         head_dim=schema.whole(1, 2**16),
         page_tokens=schema.one_of(PAGE_TOKENS),
-        dtype=schema.one_of("f32", "bf16"),
+        dtype=schema.one_of(*KV_BYTES),
         page_shape=schema.items(schema.whole(1, _INT32), 3),
     ),
     quantization=schema.anything,
@@ -83,22 +85,24 @@ class Variant:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Shape of the KV cache: L layers of pages (2, H, D * 16)."""
+    """Shape of the KV cache: L layers of pages (2, H, elements)."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: str  # "f32", or "bf16" kept as its bits in uint16
+    dtype: str  # "f32"; "bf16" kept as its bits in uint16; "q8" or "q4", codes and their scales in uint8
 
     @property
     def page_shape(self) -> tuple[int, int, int]:
-        """K and V of one page of one layer: (2, kv_heads, head_dim * 16)."""
-        return (2, self.kv_heads, self.head_dim * PAGE_TOKENS)
+        """K and V of one page of one layer: (2, kv_heads, elements), as docs/artifact.md lays a page out."""
+        padded = -(-self.head_dim // 16) * 16
+        codes = {"q8": 32 + 16 * padded, "q4": 32 + 10 * padded}
+        return (2, self.kv_heads, codes.get(self.dtype, PAGE_TOKENS * self.head_dim))
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one token takes over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * (4 if self.dtype == "f32" else 2)
+        return self.layers * math.prod(self.page_shape) * KV_BYTES[self.dtype] // PAGE_TOKENS
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ from llmc.targets.vector import (
 LINE = 64  # bytes of a cache line
 
 
+def _held(x: Any, dtype: str = "float32") -> Any:
+    """A vector computed here, once, to be read several times."""
+    out = registers((LANES,), dtype)
+    T.buffer_store(out, x, [lanes(0)])
+    return out[lanes(0)]
+
+
 def _within(x: Any, low: float, high: float) -> Any:
     return T.min(T.max(x, splat(f32(low))), splat(f32(high)))
 
@@ -142,7 +149,7 @@ class Q8Pages(_CodePages):
             self._fetch(following, group, step, self.size // together, TABLE + PAGE * self.width)
             for one in range(together):
                 d = step * together + one
-                key = self._value(page, 0, group, TABLE + d * PAGE)
+                key = _held(self._value(page, 0, group, TABLE + d * PAGE))
                 for h in range(count):
                     total = fma(splat(queries(h, d)), key, scores[lanes(h * LANES)])
                     T.buffer_store(scores, total, [lanes(h * LANES)])
@@ -160,7 +167,7 @@ class Q8Pages(_CodePages):
             for h in range(count):
                 T.buffer_store(part, acc[h, lanes(step * LANES)] * splat(fade[h]), [lanes(h * LANES)])
             for token in range(PAGE):
-                value = self._value(page, 1, group, TABLE + token * self.width + step * LANES)
+                value = _held(self._value(page, 1, group, TABLE + token * self.width + step * LANES))
                 for h in range(count):
                     total = fma(splat(scaled[h * LANES + token]), value, part[lanes(h * LANES)])
                     T.buffer_store(part, total, [lanes(h * LANES)])
@@ -282,14 +289,14 @@ class Q4Pages(_CodePages):
             T.buffer_store(scores, splat(sums[h] * f32(-15.5)), [lanes(h * LANES)])
         with T.serial(0, self.width // 8) as unit:
             self._fetch(following, group, unit, self.width // 8, TABLE + 10 * self.width)
-            bytes_ = [self._wide(page, 0, group, TABLE + (unit * 5 + row) * PAGE) for row in range(5)]
+            bytes_ = [_held(self._wide(page, 0, group, TABLE + (unit * 5 + row) * PAGE), "int32") for row in range(5)]
             for e in range(8):
                 pair, top = bytes_[e // 2], bytes_[4]
                 four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
                 if e != 4:
                     top = (T.shift_left if e < 4 else T.shift_right)(top, splat(i32(abs(4 - e))))
                 five = T.bitwise_or(four, T.bitwise_and(top, splat(i32(16))))
-                key = T.cast(five, "float32x16")
+                key = _held(T.cast(five, "float32x16"))
                 for h in range(count):
                     total = fma(splat(q[h * self.width + unit * 8 + e]), key, scores[lanes(h * LANES)])
                     T.buffer_store(scores, total, [lanes(h * LANES)])
@@ -322,12 +329,14 @@ class Q4Pages(_CodePages):
             for at in columns:
                 total = fma(acc[h, lanes(part * GROUP + at)], splat(fade[h]), splat(offset))
                 T.buffer_store(sums, total, [lanes(h * 2 * half + at)])
-        for token in range(PAGE):
-            start = self.values_at + token * (self.width // 2) + part * LANES
-            for at, value in zip(columns, self._four_bits(page, group, start, half), strict=True):
-                for h in range(count):
-                    place = lanes(h * 2 * half + at)
-                    T.buffer_store(sums, fma(splat(scaled[h * LANES + token]), value, sums[place]), [place])
+        with T.serial(0, PAGE // 4) as four:
+            for one in range(4):
+                token = four * 4 + one
+                start = self.values_at + token * (self.width // 2) + part * LANES
+                for at, value in zip(columns, self._four_bits(page, group, start, half), strict=True):
+                    for h in range(count):
+                        place = lanes(h * 2 * half + at)
+                        T.buffer_store(sums, fma(splat(scaled[h * LANES + token]), value, sums[place]), [place])
         for h in range(count):
             for at in columns:
                 T.buffer_store(acc, sums[lanes(h * 2 * half + at)], [h, lanes(part * GROUP + at)])
@@ -335,14 +344,12 @@ class Q4Pages(_CodePages):
     def _four_bits(self, page: Any, head: Any, at: Any, half: int) -> list[Any]:
         """float32x16 vectors of the codes in `half` bytes, low halves first."""
         if half == LANES:
-            raw = self._wide(page, 1, head, at)
-            return [
-                T.cast(T.bitwise_and(raw, splat(i32(15))), "float32x16"),
-                T.cast(T.shift_right(raw, splat(i32(4))), "float32x16"),
-            ]
+            raw = _held(self._wide(page, 1, head, at), "int32")
+            parts = T.bitwise_and(raw, splat(i32(15))), T.shift_right(raw, splat(i32(4)))
+            return [_held(T.cast(part, "float32x16")) for part in parts]
         eight = T.cast(self.buffer[page, 1, head, T.ramp(at, 1, 8)], "int32x8")
         low, high = T.bitwise_and(eight, T.broadcast(i32(15), 8)), T.shift_right(eight, T.broadcast(i32(4), 8))
-        return [T.cast(tirx.Shuffle([low, high], [i32(i) for i in range(LANES)]), "float32x16")]
+        return [_held(T.cast(tirx.Shuffle([low, high], [i32(i) for i in range(LANES)]), "float32x16"))]
 
     def _wide(self, page: Any, side: int, head: Any, at: Any) -> Any:
         return T.cast(self._bytes(page, side, head, at), "int32x16")

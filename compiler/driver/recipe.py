@@ -55,8 +55,8 @@ def read_recipe(path: Path, model: Any) -> Recipe:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise LlmcError(f"{path}: cannot read the recipe: {(reason or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "not UTF-8 text"
+        raise LlmcError(f"{path}: cannot read the recipe: {reason}") from error
     if len(text) > RECIPE_LIMIT:
         raise LlmcError(f"{path}: {len(text)} characters, wanted at most {RECIPE_LIMIT}")
     try:

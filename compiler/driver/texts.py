@@ -26,8 +26,8 @@ def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise LlmcError(f"{path}: cannot read the calibration text: {(reason or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "not UTF-8 text"
+        raise LlmcError(f"{path}: cannot read the calibration text: {reason}") from error
     size = min(CALIBRATION_WINDOW, model.spec.sizes.context)
     ids = _ids(model, text)
     count = len(ids) // size

@@ -5,7 +5,7 @@ A block of 32 columns is scale * codebook entry, the scale signed: a negative on
 1. scales on a fixed grid, both signs, are tried with the nearest entries; codes c fixed, the best scale is
    s = sum(h x c) / sum(h c c) and takes sum(h x c) * s off the error, so two sums rank a candidate (h: importance),
 2. the best one is tried once more from its own s,
-3. s is rounded to row scale * q |q| with q an int8, to the neighbour with the smaller error, and the codes are chosen for that.
+3. s is rounded to row scale * q |q|, q an int8, the better of two neighbours, and the codes are chosen for that.
 
 Letters: x = weights in units of 2^e of their row, laid out (32, n) with one block a column, pairs' first columns in
 rows 0..15 and their second ones in rows 16..31; y = x / s, the weight in codebook units.
@@ -29,17 +29,6 @@ NOTHING = 1e-20  # a block this far below its row is zero in any case, and 1 / i
 LEAST = 1e-6  # importance of padding and of columns that never mattered, the mean being 1: they decode to about 0
 
 
-def _reaches(width: int, entries: int) -> NDArray[np.float64]:
-    """Candidate scales: where a block's greatest |weight| lands, in units of the greatest |entry|.
-
-    Few entries want some overload; below the range the fine part of the codebook would be left unused. More candidates
-    than these take less than 0.01 dB more off the error (0.1 dB for 64 scalar entries).
-    """
-    if width == 2:
-        return np.geomspace(0.5, 1.25, 12)
-    return np.geomspace(0.68, 1.08, 9 if entries <= 16 else 12 if entries <= 32 else 20)
-
-
 class Nearest:
     """The nearest entry of a codebook, from a table over a fine grid of cells, or exactly.
 
@@ -60,6 +49,7 @@ class Nearest:
         else:
             grid = np.meshgrid(line, line, indexing="ij")
             self.codes = self.exact(grid[0].ravel(), grid[1].ravel(), None)
+        self.reaches = _reaches(self.width, len(self.values))
         self.entries = [np.ascontiguousarray(column[self.codes]) for column in self.values.T]
 
     def exact(self, first: F32, second: F32, weights: tuple[F32, F32] | None) -> NDArray[np.intp]:
@@ -119,7 +109,7 @@ class Blocks:
         scale = np.zeros_like(best)
         top = np.abs(self.x).max(0)
         unit = inverse_of(np.where(top > NOTHING, top, np.float32(0))) * self.nearest.reach
-        for reach in _reaches(*self.nearest.values.shape[::-1]):
+        for reach in self.nearest.reaches:
             for signed in (reach, -reach):
                 self._try(unit * np.float32(signed), best, scale)
         self._try(inverse_of(scale), best, scale)
@@ -134,11 +124,11 @@ class Blocks:
         np.copyto(scale, fitted, where=better)
 
     def round_scales(self, scale: F32, row_scale: F32) -> NDArray[np.int8]:
-        """(n,) sub-scales: of the two next to the root of scale / row_scale the one with the smaller error; row_scale (n,)."""
+        """(n,) sub-scales: of the two next to the root of scale / row_scale that with less error; both (n,)."""
         low = np.floor(signed_root(scale * inverse_of(row_scale)))
         best, sub = np.full_like(scale, -np.inf), np.zeros_like(scale)
-        for candidate in (low, low + np.float32(1)):
-            np.clip(candidate, -TOP, TOP, out=candidate)
+        for step in (0, 1):
+            candidate = np.clip(low + np.float32(step), -TOP, TOP)
             rounded = candidate * np.abs(candidate) * row_scale
             inner, square = self.sums(inverse_of(rounded))
             gain = rounded * (2 * inner - rounded * square)
@@ -174,7 +164,7 @@ def search(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
     step = max(1, CHUNK // blocks)
     for at in range(0, rows, step):
         part = slice(at, at + step)
-        x, exponent = _normalized(weight[part], padded)
+        x, exponent = normalized(weight[part], padded)
         height = len(x)
         h = None if weights is None else np.tile(_laid_out(weights[None], nearest.width), (1, height))
         chunk = Blocks(nearest, _laid_out(x, nearest.width), h)
@@ -186,6 +176,17 @@ def search(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
         row_scale[part] = np.ldexp(unit, exponent)
         sub_scale[part] = sub.reshape(height, blocks)
     return Quantized(codes, {"row_scale": row_scale, "sub_scale": sub_scale})
+
+
+def _reaches(width: int, entries: int) -> NDArray[np.float32]:
+    """Candidate scales: where a block's greatest |weight| lands, in units of the greatest |entry|, ascending.
+
+    Few entries want some overload; below the range the fine part of the codebook would be left unused. More candidates
+    than these take less than 0.01 dB more off the error (0.1 dB for 64 scalar entries).
+    """
+    if width == 2:
+        return np.geomspace(0.5, 1.25, 12, dtype=np.float32)
+    return np.geomspace(0.68, 1.08, 9 if entries <= 16 else 12 if entries <= 32 else 20, dtype=np.float32)
 
 
 def nearest_of(format: BlockFormat) -> Nearest:
@@ -230,7 +231,7 @@ def _column_weights(importance: F32 | None, columns: int, padded: int) -> F32 | 
     return np.maximum(out, np.float32(LEAST))
 
 
-def _normalized(weight: F32, padded: int) -> tuple[F32, NDArray[np.int32]]:
+def normalized(weight: F32, padded: int) -> tuple[F32, NDArray[np.int32]]:
     """Rows over 2^e, e near that of their greatest magnitude, zeros added: exact, and no square over- or underflows."""
     exponent = np.clip(np.frexp(np.abs(weight).max(1))[1], -126, 126).astype(np.int32)
     out = np.zeros((len(weight), padded), np.float32)

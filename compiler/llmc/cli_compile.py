@@ -96,7 +96,7 @@ Formats, with bits per weight:
     type=click.Choice(KV_KINDS),
     default="auto",
     show_default=True,
-    help="How keys and values are stored.",
+    help="How keys and values are stored; auto: bf16, or f32 beside f32 weights.",
 )
 @click.option(
     "--target",

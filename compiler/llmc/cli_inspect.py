@@ -49,13 +49,21 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
         ("tensors", counts),
-        ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens"),
+        ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)} a token"),
         ("variants", ", ".join(variants)),
         ("runs here", _fit(manifest["machine"])),
         ("chat template", "yes" if manifest["chat_template"] else "no"),
         ("compiled by", compiler),
         ("size", words_for_bytes(manifest["bytes"])),
     ]
+
+
+def _token_bytes(kv: dict[str, Any]) -> str:
+    """Return what a token takes in all layers, in words."""
+    from llmc.runtime.manifest import KvLayout
+
+    layout = KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"])
+    return words_for_bytes(layout.token_bytes)
 
 
 def _fit(machine: dict[str, Any]) -> str:

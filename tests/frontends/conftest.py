@@ -46,8 +46,8 @@ def _tensors(vocab: int) -> dict[str, np.ndarray]:
 def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
     """A function `(keys, tensors, quant) -> path` that writes a two-layer model of 64 channels.
 
-    `keys` replace or add metadata (None leaves a key out); `tensors` likewise; `quant` is the type
-    of every matrix.
+    `keys` replace or add metadata (None leaves a key out); `tensors` likewise, uint8 ones as bytes of
+    blocks; `quant` is the type of every matrix.
     """
     import gguf
 
@@ -84,7 +84,8 @@ def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
             if array is None:
                 continue
             kind = gguf.GGMLQuantizationType[quant if array.ndim > 1 else "F32"]
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            blocks = array if array.dtype == np.uint8 else gguf.quants.quantize(array, kind)
+            writer.add_tensor(name, blocks, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -1,0 +1,88 @@
+"""A GGUF kept as it is computes what its dequantized weights do in float32, for every block type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llmc
+from llmc.compiler.driver import compile_model
+from llmc.runtime.engine import Feed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_gguf_blocks import QUANTIZABLE, TYPES
+
+HIDDEN, FFN, VOCAB = 256, 512, 264
+IDS = [1, 17, 200, 45, 45, 9, 130, 77, 12, 3, 250, 61]
+
+
+def _shapes() -> dict[str, tuple[int, int]]:
+    shapes = {"token_embd.weight": (VOCAB, HIDDEN)}
+    for layer in range(2):
+        block = {
+            "attn_q": (HIDDEN, HIDDEN), "attn_k": (HIDDEN // 2, HIDDEN), "attn_v": (HIDDEN // 2, HIDDEN),
+            "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN),
+            "ffn_down": (HIDDEN, FFN),
+        }  # fmt: skip
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+    return shapes
+
+
+def _blocks(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Bytes of blocks: by gguf's quantizer where it has one, else random codes under sensible scales."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    kind = GGMLQuantizationType[stored]
+    if stored in QUANTIZABLE:
+        values = rng.standard_normal(shape).astype(np.float32) * np.float32(shape[1] ** -0.5)
+        return np.asarray(quants.quantize(values, kind))
+    per_block, size = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (shape[0], shape[1] // per_block, size), np.uint8)
+    for at in TYPES[stored][1]:
+        raw[:, :, at : at + 2] = np.full((shape[0], raw.shape[1], 1), 1e-3, np.float16).view(np.uint8)
+    values = quants.dequantize(raw.reshape(shape[0], -1), kind)
+    wanted = np.float16(1e-3 * shape[1] ** -0.5 / values.std())
+    for at in TYPES[stored][1]:
+        raw[:, :, at : at + 2] = np.full((shape[0], raw.shape[1], 1), wanted, np.float16).view(np.uint8)
+    return raw.reshape(shape[0], -1)
+
+
+@pytest.fixture
+def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[[str], Path]:
+    """A function `type -> file`: two layers of 256 channels, every matrix of that type."""
+
+    def write(stored: str) -> Path:
+        rng = np.random.default_rng(len(stored))
+        tensors: dict[str, Any] = {name: _blocks(stored, shape, rng) for name, shape in _shapes().items()}
+        norms = ["output_norm", *(f"blk.{i}.{name}_norm" for i in range(2) for name in ("attn", "ffn"))]
+        tensors |= {f"{name}.weight": 1 + 0.1 * rng.standard_normal(HIDDEN).astype(np.float32) for name in norms}
+        keys = {
+            "llama.embedding_length": np.uint32(HIDDEN), "llama.feed_forward_length": np.uint32(FFN),
+        }  # fmt: skip
+        return tiny_gguf(keys=keys, tensors=tensors, quant=stored)
+
+    return write
+
+
+def _logits(artifact: Path) -> np.ndarray:
+    with llmc.load(artifact) as model:
+        return model.engine.step([Feed(model.engine.new_sequence(), IDS, "all")]).logits.copy()
+
+
+@pytest.mark.parametrize("stored", TYPES)
+def test_kept_weights_give_the_logits_of_float32(
+    stored: str, kept_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = kept_gguf(stored)
+    expected = _logits(compile_model(path, tmp_path / "f32.llmc", quant="f32").path)
+    kept = compile_model(path, tmp_path / "kept.llmc", kv="f32")
+    assert set(kept.formats.values()) == {TYPES[stored][0]}
+    exact = compile_model(path, tmp_path / "exact.llmc", kv="f32", activations="f32")
+    size = np.linalg.norm(expected)
+    assert np.linalg.norm(_logits(exact.path) - expected) < 1e-5 * size
+    assert np.linalg.norm(_logits(kept.path) - expected) < 3e-2 * size  # int8 activations: 0.5 % a matrix
