@@ -1,21 +1,21 @@
 """KV page kinds: what the pages of a layer hold, in NumPy. Kernels write and read the same bytes (targets/kv_*.py).
 
-A layer's pages are one tensor (pages, 2, G, elements): for each page and kv head a piece of K, then a piece of V.
-Letters: G kv heads, D head size, W = D rounded up to 16. A page has 16 tokens. In a piece
+A layer's pages are one tensor (pages, 2, G, 16 D) of numbers, or (pages, 1, G, bytes) of codes and their scales: what
+a page has of a kv head is K, then V. Letters: G kv heads, D head size, W = D rounded up to 16. A page has 16 tokens.
 
   f32, bf16  K (D, 16), V (16, D), as float32 or as bfloat16 bits in uint16
-  q8         scale (16,) bf16; then codes, int8: K (D, 16), V (16, W)
-  q4         K: scale (16,) bf16; then five-bit codes (W/8, 5, 16): for a token and eight elements, byte j < 4 has the
-             low four bits of elements 2j and 2j + 1 (low half first), byte 4 the top bit of element e at bit e
+  q8         K: scale (16,) bf16; codes (D, 16) int8, up to 16 W bytes
+             V: scale (16,) bf16; codes (16, W) int8
+  q4         K: scale (16,) bf16; six-bit codes (W/4, 3, 16): for a token and four elements, byte j < 2 has the low
+             four bits of elements 2j and 2j + 1 (low half first), byte 2 the upper two bits of element e from bit 2e on
              V: scale (groups, 16) bf16, minimum (groups, 16) bf16, where a group is 32 elements, the last one what is
              left; then four-bit codes (16, W/2): byte i of a group has elements i (low half) and 16 + i; a last group
              of at most 16 elements takes 8 bytes, of elements i and 8 + i
 
 A token is written once and never rescaled, so each has scales of its own. A number is scale * code in q8,
-scale * (code - 15.5) in K of q4, which is rotated (see `rotate`), and minimum + scale * code in V of q4.
-An error of K passes through the exponential of softmax: K wants a fifth bit more than V does, and the rotation, which
-spreads a key's few large elements over all of them (https://arxiv.org/abs/2404.00456); tests/bench/kv_quality.py
-measures it.
+scale * (code - 31.5) in K of q4 and minimum + scale * code in V of q4, both of which are rotated (see `rotate`): that
+spreads the few large elements of a token over all of them (https://arxiv.org/abs/2404.00456). An error of K passes
+through the exponential of softmax, so K has two bits more than V; tests/bench/kv_quality.py measures what that gives.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ U8 = NDArray[np.uint8]
 
 
 class Kind(Protocol):
-    """How K and V lie in pages (n, 2, G, elements)."""
+    """How K and V lie in pages (n, *page_shape)."""
 
     dtype: np.dtype[Any]  # of the pages
 
-    def piece_size(self, head_dim: int) -> int:
-        """Elements of a piece: K, or V, of one kv head for 16 tokens."""
+    def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        """The shape of one page of one layer."""
         ...
 
     def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
@@ -59,8 +59,8 @@ class _Plain:
     def __init__(self, dtype: DTypeLike, encode: Any, decode: Any) -> None:
         self.dtype, self.encode, self.decode = np.dtype(dtype), encode, decode
 
-    def piece_size(self, head_dim: int) -> int:
-        return PAGE * head_dim
+    def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        return 2, kv_heads, PAGE * head_dim
 
     def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
         pages[page, 0].reshape(*k.shape, PAGE)[:, :, place] = self.encode(k)
@@ -75,8 +75,8 @@ class _Plain:
 class _Q8:
     dtype = np.dtype(np.uint8)
 
-    def piece_size(self, head_dim: int) -> int:
-        return TABLE + PAGE * ceil_to(head_dim, PAGE)
+    def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        return 1, kv_heads, 2 * q8_key_bytes(head_dim)
 
     def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
         v = padded(v, PAGE)
@@ -94,33 +94,35 @@ class _Q8:
     def _views(self, pages: NDArray[Any], size: int) -> tuple[tuple[U16, U8], tuple[U16, U8]]:
         """(scales (n, G, 1, 16), codes) of K (n, G, D, 16) and of V (n, G, 16, W)."""
         width = ceil_to(size, PAGE)
-        return _split(pages[:, 0], 1, (size, PAGE)), _split(pages[:, 1], 1, (PAGE, width))
+        end = q8_key_bytes(size)
+        return _split(pages[:, 0], 1, (size, PAGE)), _split(pages[:, 0, :, end:], 1, (PAGE, width))
 
 
 class _Q4:
     dtype = np.dtype(np.uint8)
 
-    def piece_size(self, head_dim: int) -> int:
-        return TABLE + 10 * ceil_to(head_dim, PAGE)  # of K; V is never larger
+    def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        values = 2 * TABLE * len(_halves(head_dim)) + PAGE * ceil_to(head_dim, PAGE) // 2
+        return 1, kv_heads, q4_key_bytes(head_dim) + values
 
     def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
         (k_scale, k_codes), (v_tables, v_codes) = self._views(pages[page][None], k.shape[1])
         x = padded(rotate(k), PAGE)
-        scale, inverse = bf16_scale(np.abs(x).max(-1), 1 / 15.5)
+        scale, inverse = bf16_scale(np.abs(x).max(-1), 1 / 31.5)
         k_scale[0, :, 0, place] = scale
-        half = np.float32(15.5)
-        five = np.rint(np.clip(x * inverse[:, None], -half, half) + half).astype(np.uint8).reshape(len(k), -1, 8)
-        low, top = five & 15, five >> 4 << np.arange(8, dtype=np.uint8)
-        k_codes[0, :, :, :4, place] = low[..., 0::2] | low[..., 1::2] << 4
-        k_codes[0, :, :, 4, place] = np.bitwise_or.reduce(top, axis=-1)
-        v_tables[0, :, :, place], v_codes[0, :, place] = self._encode_values(v)
+        half = np.float32(31.5)
+        six = np.rint(np.clip(x * inverse[:, None], -half, half) + half).astype(np.uint8).reshape(len(k), -1, 4)
+        low, top = six & 15, six >> 4 << np.arange(0, 8, 2, dtype=np.uint8)
+        k_codes[0, :, :, :2, place] = low[..., 0::2] | low[..., 1::2] << 4
+        k_codes[0, :, :, 2, place] = np.bitwise_or.reduce(top, axis=-1)
+        v_tables[0, :, :, place], v_codes[0, :, place] = self._encode_values(rotate(v))
 
     def load(self, pages: NDArray[Any], head_dim: int) -> tuple[F32, F32]:
         (k_scale, k_codes), (v_tables, v_codes) = self._views(pages, head_dim)
-        low = np.stack([k_codes[:, :, :, :4] & 15, k_codes[:, :, :, :4] >> 4], axis=4)
-        top = k_codes[:, :, :, 4, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-        five = low.reshape(top.shape) + 16 * top
-        x = (five.reshape(*k_codes.shape[:2], -1, PAGE) - np.float32(15.5)) * from_bf16(k_scale)
+        low = np.stack([k_codes[:, :, :, :2] & 15, k_codes[:, :, :, :2] >> 4], axis=4)
+        top = k_codes[:, :, :, 2, None] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+        six = low.reshape(top.shape) + 16 * top
+        x = (six.reshape(*k_codes.shape[:2], -1, PAGE) - np.float32(31.5)) * from_bf16(k_scale)
         k = rotate(x[:, :, :head_dim].swapaxes(2, 3)).swapaxes(2, 3)
         scale, minimum = np.split(from_bf16(v_tables).swapaxes(2, 3), 2, axis=3)  # (n, G, 16, groups)
         parts = []
@@ -128,7 +130,7 @@ class _Q4:
             codes = v_codes[..., start // 2 : start // 2 + half]
             both = np.concatenate([codes & 15, codes >> 4], axis=-1)
             parts.append(both * scale[..., group, None] + minimum[..., group, None])
-        return k, np.concatenate(parts, axis=-1)[..., :head_dim]
+        return k, rotate(np.concatenate(parts, axis=-1)[..., :head_dim])
 
     @staticmethod
     def _encode_values(v: F32) -> tuple[U16, U8]:
@@ -147,10 +149,21 @@ class _Q4:
         return np.stack([*scales, *minimums], axis=1), np.concatenate(codes, axis=1)
 
     def _views(self, pages: NDArray[Any], size: int) -> tuple[tuple[U16, U8], tuple[U16, U8]]:
-        """K: scales (n, G, 1, 16), codes (n, G, W/8, 5, 16). V: tables (n, G, 2 groups, 16), codes (n, G, 16, W/2)."""
+        """K: scales (n, G, 1, 16), codes (n, G, W/4, 3, 16). V: tables (n, G, 2 groups, 16), codes (n, G, 16, W/2)."""
         width = ceil_to(size, PAGE)
         tables = 2 * len(_halves(size))
-        return _split(pages[:, 0], 1, (width // 8, 5, PAGE)), _split(pages[:, 1], tables, (PAGE, width // 2))
+        values = pages[:, 0, :, q4_key_bytes(size) :]
+        return _split(pages[:, 0], 1, (width // 4, 3, PAGE)), _split(values, tables, (PAGE, width // 2))
+
+
+def q8_key_bytes(head_dim: int) -> int:
+    """Bytes of K, and as many of V, of one kv head in a q8 page."""
+    return TABLE + PAGE * ceil_to(head_dim, PAGE)
+
+
+def q4_key_bytes(head_dim: int) -> int:
+    """Bytes of K of one kv head in a q4 page."""
+    return TABLE + PAGE * ceil_to(head_dim, PAGE) * 3 // 4
 
 
 def _halves(size: int) -> list[tuple[int, int]]:
@@ -163,7 +176,7 @@ def _halves(size: int) -> list[tuple[int, int]]:
 
 
 def _split(pieces: U8, tables: int, shape: tuple[int, ...]) -> tuple[U16, U8]:
-    """Views of pieces (n, G, bytes): tables (n, G, tables, 16) of bfloat16 bits, and the codes after them."""
+    """Views of bytes (n, G, bytes): tables (n, G, tables, 16) of bfloat16 bits, and the codes after them."""
     end, count = TABLE * tables, int(np.prod(shape))
     table = pieces[..., :end].view(np.uint16).reshape(*pieces.shape[:2], tables, PAGE)
     return table, pieces[..., end : end + count].reshape(*pieces.shape[:2], *shape)
@@ -216,5 +229,5 @@ KINDS: dict[str, Kind] = {
 
 
 def page_shape(kind: str, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """(2, G, elements) of one page of one layer."""
-    return 2, kv_heads, KINDS[kind].piece_size(head_dim)
+    """The shape of one page of one layer."""
+    return KINDS[kind].page_shape(kv_heads, head_dim)

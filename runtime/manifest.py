@@ -85,7 +85,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Shape of the KV cache: L layers of pages (2, H, elements)."""
+    """Shape of the KV cache: L layers of pages."""
 
     layers: int
     kv_heads: int
@@ -94,10 +94,13 @@ class KvLayout:
 
     @property
     def page_shape(self) -> tuple[int, int, int]:
-        """K and V of one page of one layer: (2, kv_heads, elements), as docs/artifact.md lays a page out."""
-        padded = -(-self.head_dim // 16) * 16
-        codes = {"q8": 32 + 16 * padded, "q4": 32 + 10 * padded}
-        return (2, self.kv_heads, codes.get(self.dtype, PAGE_TOKENS * self.head_dim))
+        """One page of one layer, as docs/artifact.md lays it out."""
+        padded, groups = -(-self.head_dim // 16) * 16, -(-self.head_dim // 32)
+        if self.dtype == "q8":
+            return (1, self.kv_heads, 64 + 32 * padded)
+        if self.dtype == "q4":
+            return (1, self.kv_heads, 32 + 64 * groups + 20 * padded)
+        return (2, self.kv_heads, PAGE_TOKENS * self.head_dim)
 
     @property
     def token_bytes(self) -> int:

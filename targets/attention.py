@@ -58,6 +58,10 @@ class Pages(Protocol):
         """acc[h] = acc[h] * fade[h] + weights[h] . V."""
         ...
 
+    def finish(self, acc: Any, count: int) -> None:
+        """acc (count, W) after the last page, as the values it sums really are."""
+        ...
+
 
 def _pages(kind: str, size: int) -> Pages:
     if kind == "q8":
@@ -130,6 +134,7 @@ def _attend(
         for h in range(count):
             _softmax_step(scores, sums, top, fade, h, seen, scale)
         kv.accumulate(page, group, count, scores, seen, fade, acc)
+    kv.finish(acc, count)
     for h in range(count):
         T.buffer_store(fade, f32(1) / reduce_sum(sums[lanes(h * LANES)]), [h])
     for h in range(count):

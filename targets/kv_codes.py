@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kv_pages import GROUP, PAGE, SMALLEST_SCALE, TABLE, rotated_block
+from llmc.compiler.kv_pages import GROUP, PAGE, SMALLEST_SCALE, TABLE, q4_key_bytes, q8_key_bytes, rotated_block
 from llmc.targets.kv_plain import prefetch_element
 from llmc.targets.vector import (
     LANES,
@@ -47,34 +47,38 @@ def _within(x: Any, low: float, high: float) -> Any:
 class _CodePages:
     """What q8 and q4 share. Letters: D head size (`size`), W = D rounded up to 16 (`width`)."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, key_bytes: int) -> None:
         self.size, self.width = size, -(-size // LANES) * LANES
+        self.starts = (0, key_bytes)  # of K and of V
         self.buffer: Any = None
+
+    def _at(self, page: Any, side: int, head: Any, at: Any) -> list[Any]:
+        """The place of a byte, or of several, of K (side 0) or V (side 1) of a head."""
+        return [page, 0, head, self.starts[side] + at]
 
     def _bytes(self, page: Any, side: int, head: Any, at: Any) -> Any:
         """Sixteen bytes."""
-        return self.buffer[page, side, head, lanes(at)]
+        return self.buffer[page, 0, head, lanes(self.starts[side] + at)]
 
     def _table(self, page: Any, side: int, head: Any, number: Any) -> Any:
         """One float32 for each token."""
-        raw = self.buffer[page, side, head, T.ramp(number * TABLE, 1, TABLE)]
+        raw = self.buffer[page, 0, head, T.ramp(self.starts[side] + number * TABLE, 1, TABLE)]
         return widen_bf16(T.reinterpret(raw, dtype="uint16x16"))
 
     def _put_table(self, bits: Any, page: Any, side: int, head: Any, number: Any, place: Any) -> None:
         for byte in range(2):
             part = T.cast(T.bitwise_and(T.shift_right(bits, i32(8 * byte)), i32(0xFF)), "uint8")
-            T.buffer_store(self.buffer, part, [page, side, head, number * TABLE + 2 * place + byte])
+            T.buffer_store(self.buffer, part, self._at(page, side, head, number * TABLE + 2 * place + byte))
 
-    def _row(self, x: Any, row: Any, start: Any, fill_last: bool = False) -> Any:
-        """A head of x, padded to W floats with zeros, or with its last element."""
+    def _row(self, x: Any, row: Any, start: Any) -> Any:
+        """A head of x, padded to W floats with zeros."""
         out = registers((self.width,), "float32")
         if self.size >= LANES:
             with T.serial(0, self.size // LANES) as step:
                 T.buffer_store(out, x[row, lanes(start + step * LANES)], [lanes(step * LANES)])
         rest = self.size % LANES
         if rest:
-            last = x[row, start + self.size - 1] if fill_last else f32(0)
-            T.buffer_store(out, splat(last), [lanes(self.width - LANES)])
+            T.buffer_store(out, splat(f32(0)), [lanes(self.width - LANES)])
             with T.serial(0, rest) as d:
                 T.buffer_store(out, x[row, start + self.size - rest + d], [self.width - LANES + d])
         return out
@@ -95,14 +99,16 @@ class _CodePages:
         T.buffer_store(pair, T.Select(pair[0] >= f32(SMALLEST_SCALE), f32(1) / pair[0], f32(0)), [1])
         return bits[0], pair[1]
 
-    def _fetch(self, following: Any, group: Any, part: Any, parts: int, length: int) -> None:
-        """Ask for the part-th of `parts` of both pieces of the following page."""
-        lines = -(-length // LINE)
+    def finish(self, acc: Any, count: int) -> None:
+        """Nothing is left to do."""
+
+    def _fetch(self, following: Any, group: Any, part: Any, parts: int) -> None:
+        """Ask for the part-th of `parts` of what the following page has of a head."""
+        lines = -(-int(self.buffer.shape[3]) // LINE)
         each = -(-lines // parts)
-        for side in range(2):
-            for line in range(each):
-                at = T.min(part * each + line, lines - 1) * LINE
-                prefetch_element(self.buffer, following, side, group, at)
+        for line in range(each):
+            at = T.min(part * each + line, lines - 1) * LINE
+            prefetch_element(self.buffer, following, 0, group, at)
 
 
 def _widened(bits: Any) -> Any:
@@ -113,17 +119,21 @@ def _widened(bits: Any) -> Any:
 class Q8Pages(_CodePages):
     """int8 codes, one scale a token: K (D, 16), V (16, W)."""
 
+    def __init__(self, size: int) -> None:
+        super().__init__(size, q8_key_bytes(size))
+
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
         place = T.floormod(slot, PAGE)
         with T.serial(0, groups) as head:
             codes = self._encode(qkv, row, (heads + head) * self.size, page, 0, head, place)
             with T.serial(0, self.size) as d:
-                T.buffer_store(self.buffer, T.cast(codes[d], "uint8"), [page, 0, head, TABLE + d * PAGE + place])
+                at = TABLE + d * PAGE + place
+                T.buffer_store(self.buffer, T.cast(codes[d], "uint8"), self._at(page, 0, head, at))
             codes = self._encode(qkv, row, (heads + groups + head) * self.size, page, 1, head, place)
             with T.serial(0, self.width) as d:
                 at = TABLE + place * self.width + d
-                T.buffer_store(self.buffer, T.cast(codes[d], "uint8"), [page, 1, head, at])
+                T.buffer_store(self.buffer, T.cast(codes[d], "uint8"), self._at(page, 1, head, at))
 
     def _encode(self, qkv: Any, row: Any, start: Any, page: Any, side: int, head: Any, place: Any) -> Any:
         """Codes (W,) int32 of a head, its scale written."""
@@ -146,7 +156,7 @@ class Q8Pages(_CodePages):
             T.buffer_store(scores, splat(f32(0)), [lanes(h * LANES)])
         together = next(n for n in (4, 2, 1) if self.size % n == 0)  # elements of K between two prefetches
         with T.serial(0, self.size // together) as step:
-            self._fetch(following, group, step, self.size // together, TABLE + PAGE * self.width)
+            self._fetch(following, group, step, self.size // together)
             for one in range(together):
                 d = step * together + one
                 key = _held(self._value(page, 0, group, TABLE + d * PAGE))
@@ -180,10 +190,10 @@ class Q8Pages(_CodePages):
 
 
 class Q4Pages(_CodePages):
-    """K: rotated, five-bit codes (W/8, 5, 16), one scale a token. V: four-bit codes, scale and minimum a group."""
+    """Rotated K in six-bit codes (W/4, 3, 16), a scale a token; rotated V in four, scale and minimum a group."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size)
+        super().__init__(size, q4_key_bytes(size))
         self.groups = -(-size // GROUP)
         self.values_at = 2 * self.groups * TABLE
 
@@ -192,7 +202,11 @@ class Q4Pages(_CodePages):
         place = T.floormod(slot, PAGE)
         with T.serial(0, groups) as head:
             self._write_key(qkv, row, (heads + head) * self.size, page, head, place)
-            x = self._row(qkv, row, (heads + groups + head) * self.size, fill_last=True)
+            x = self._row(qkv, row, (heads + groups + head) * self.size)
+            self._rotate(x)
+            if self.size < self.width:
+                with T.serial(self.size, self.width) as d:  # repeating the last element changes no minimum
+                    T.buffer_store(x, x[self.size - 1], [d])
             whole = self.size // GROUP + (self.size % GROUP > LANES)
             if whole:
                 with T.serial(0, whole) as group:
@@ -203,26 +217,26 @@ class Q4Pages(_CodePages):
     def _write_key(self, qkv: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
         x = self._row(qkv, row, start)
         self._rotate(x)
-        bits, inverse = self._scale(self._absmax(x), 1 / 15.5)
+        bits, inverse = self._scale(self._absmax(x), 1 / 31.5)
         self._put_table(bits, page, 0, head, 0, place)
         codes = registers((self.width,), "int32")
         with T.serial(0, self.width // LANES) as step:
-            value = _within(x[lanes(step * LANES)] * splat(inverse), -15.5, 15.5) + splat(f32(15.5))
+            value = _within(x[lanes(step * LANES)] * splat(inverse), -31.5, 31.5) + splat(f32(31.5))
             T.buffer_store(codes, round_int(value), [lanes(step * LANES)])
-        with T.serial(0, self.width // 8) as unit:
-            five = [codes[unit * 8 + e] for e in range(8)]
-            for j in range(4):
-                low, high = (T.bitwise_and(code, i32(15)) for code in five[2 * j : 2 * j + 2])
-                self._put(T.bitwise_or(low, T.shift_left(high, i32(4))), page, 0, head, (unit * 5 + j) * PAGE + place)
-            top = T.shift_right(five[0], i32(4))
-            for e in range(1, 8):
-                top = T.bitwise_or(top, T.shift_left(T.shift_right(five[e], i32(4)), i32(e)))
-            self._put(top, page, 0, head, (unit * 5 + 4) * PAGE + place)
+        with T.serial(0, self.width // 4) as unit:
+            six = [codes[unit * 4 + e] for e in range(4)]
+            for j in range(2):
+                low, high = (T.bitwise_and(code, i32(15)) for code in six[2 * j : 2 * j + 2])
+                self._put(T.bitwise_or(low, T.shift_left(high, i32(4))), page, 0, head, (unit * 3 + j) * PAGE + place)
+            top = T.shift_right(six[0], i32(4))
+            for e in range(1, 4):
+                top = T.bitwise_or(top, T.shift_left(T.shift_right(six[e], i32(4)), i32(2 * e)))
+            self._put(top, page, 0, head, (unit * 3 + 2) * PAGE + place)
 
     def _put(self, byte: Any, page: Any, side: int, head: Any, at: Any) -> None:
         """One byte of codes; `at` counts from the end of the tables."""
         start = self.values_at if side else TABLE
-        T.buffer_store(self.buffer, T.cast(byte, "uint8"), [page, side, head, start + at])
+        T.buffer_store(self.buffer, T.cast(byte, "uint8"), self._at(page, side, head, start + at))
 
     def _write_group(self, x: Any, group: Any, half: int, page: Any, head: Any, place: Any) -> None:
         """The group-th group of a value: `half` bytes of two elements."""
@@ -286,17 +300,18 @@ class Q4Pages(_CodePages):
         """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
         q, sums = queries
         for h in range(count):
-            T.buffer_store(scores, splat(sums[h] * f32(-15.5)), [lanes(h * LANES)])
+            T.buffer_store(scores, splat(sums[h] * f32(-31.5)), [lanes(h * LANES)])
         with T.serial(0, self.width // 8) as unit:
-            self._fetch(following, group, unit, self.width // 8, TABLE + 10 * self.width)
-            bytes_ = [_held(self._wide(page, 0, group, TABLE + (unit * 5 + row) * PAGE), "int32") for row in range(5)]
+            self._fetch(following, group, unit, self.width // 8)
+            rows = [_held(self._wide(page, 0, group, TABLE + (unit * 6 + row) * PAGE), "int32") for row in range(6)]
             for e in range(8):
-                pair, top = bytes_[e // 2], bytes_[4]
+                pair, top = rows[e // 4 * 3 + e % 4 // 2], rows[e // 4 * 3 + 2]
                 four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
-                if e != 4:
-                    top = (T.shift_left if e < 4 else T.shift_right)(top, splat(i32(abs(4 - e))))
-                five = T.bitwise_or(four, T.bitwise_and(top, splat(i32(16))))
-                key = _held(T.cast(five, "float32x16"))
+                shift = 4 - 2 * (e % 4)
+                if shift:
+                    top = (T.shift_left if shift > 0 else T.shift_right)(top, splat(i32(abs(shift))))
+                six = T.bitwise_or(four, T.bitwise_and(top, splat(i32(48))))
+                key = _held(T.cast(six, "float32x16"))
                 for h in range(count):
                     total = fma(splat(q[h * self.width + unit * 8 + e]), key, scores[lanes(h * LANES)])
                     T.buffer_store(scores, total, [lanes(h * LANES)])
@@ -312,6 +327,19 @@ class Q4Pages(_CodePages):
                 self._accumulate_group(part, 16, page, group, count, weights, seen, fade, acc)
         if whole < self.groups:
             self._accumulate_group(whole, 8, page, group, count, weights, seen, fade, acc)
+
+    def finish(self, acc: Any, count: int) -> None:
+        """Sums of rotated values become sums of values."""
+        for h in range(count):
+            head = registers((self.width,), "float32")
+            with T.serial(0, self.width // LANES) as step:
+                T.buffer_store(head, acc[h, lanes(step * LANES)], [lanes(step * LANES)])
+            if self.size < self.width:
+                with T.serial(self.size, self.width) as d:
+                    T.buffer_store(head, f32(0), [d])
+            self._rotate(head)
+            with T.serial(0, self.width // LANES) as step:
+                T.buffer_store(acc, head[lanes(step * LANES)], [h, lanes(step * LANES)])
 
     def _accumulate_group(
         self, part: Any, half: int, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any
@@ -347,7 +375,7 @@ class Q4Pages(_CodePages):
             raw = _held(self._wide(page, 1, head, at), "int32")
             parts = T.bitwise_and(raw, splat(i32(15))), T.shift_right(raw, splat(i32(4)))
             return [_held(T.cast(part, "float32x16")) for part in parts]
-        eight = T.cast(self.buffer[page, 1, head, T.ramp(at, 1, 8)], "int32x8")
+        eight = T.cast(self.buffer[page, 0, head, T.ramp(self.starts[1] + at, 1, 8)], "int32x8")
         low, high = T.bitwise_and(eight, T.broadcast(i32(15), 8)), T.shift_right(eight, T.broadcast(i32(4), 8))
         return [_held(T.cast(tirx.Shuffle([low, high], [i32(i) for i in range(LANES)]), "float32x16"))]
 

@@ -73,6 +73,9 @@ class PlainPages:
                         value = self._load_one(page, 1, group, token * self.size + d)
                         T.buffer_store(acc, acc[h, d] + weights[h * LANES + token] * value, [h, d])
 
+    def finish(self, acc: Any, count: int) -> None:
+        """Nothing is left to do."""
+
     def _load(self, page: Any, side: int, head: Any, at: Any) -> Any:
         value = self.buffer[page, side, head, lanes(at)]
         return widen_bf16(value) if self.kind == "bf16" else value

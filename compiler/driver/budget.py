@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.compiler.driver.check import compare
 from llmc.compiler.driver.probe import Probe
@@ -36,23 +37,23 @@ class Budget:
     said: str
 
 
-def choose_formats(
-    probe: Probe,
-    model: Any,
-    windows: list[list[int]],
-    grams: Mapping[str, Gram],
-    budget: Budget,
-    progress: Callable[[int, int], None],
-) -> Recipe:
-    """The recipe within the budget that loses least on the windows. Raises LlmcError when none is small enough."""
+def weigh_formats(
+    probe: Probe, model: Any, windows: list[list[int]], grams: Mapping[str, Gram], progress: Callable[[int, int], None]
+) -> list[list[Choice]]:
+    """For every matrix of the probe, what each format costs and loses: the model's divergence on the windows."""
     source = ModelSources(model, grams)
-    fixed = sum(4 * math.prod(t.shape) for t in model.tensors.values() if len(t.shape) == 1)
-    trial = _Trial(probe, source, windows)
+    trial = _Trial(probe, source, windows, [probe.run(ids)[0] for ids in windows])
     choices = []
     for number, matrix in enumerate(probe.matrices):
         progress(number, len(probe.matrices))
         choices.append(_choices(source, matrix, trial.loss(matrix), grams))
     progress(len(probe.matrices), len(probe.matrices))
+    return choices
+
+
+def choose_formats(probe: Probe, model: Any, choices: list[list[Choice]], budget: Budget) -> Recipe:
+    """The recipe within the budget that loses least. Raises LlmcError when none is small enough."""
+    fixed = sum(4 * math.prod(t.shape) for t in model.tensors.values() if len(t.shape) == 1)
     picked = allocate(choices, budget.bytes - fixed)
     if picked is None:
         least = fixed + sum(min(choice.bytes for choice in each) for each in choices)
@@ -72,9 +73,7 @@ class _Trial:
     probe: Probe
     source: ModelSources
     windows: list[list[int]]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "expected", [self.probe.run(ids)[0] for ids in self.windows])
+    expected: list[NDArray[np.float32]]  # logits of the windows
 
     def loss(self, matrix: Matrix) -> float:
         """Mean divergence with this matrix alone in the trial format."""
@@ -82,7 +81,7 @@ class _Trial:
         assert isinstance(format, BlockFormat)
         rounded = dequantize(format, format.quantize(self.source.stacked(matrix.sources)))[:, : matrix.columns]
         with self.probe.replaced(matrix, rounded):
-            kl = [compare(e, self.probe.run(ids)[0])[0] for e, ids in zip(self.expected, self.windows, strict=True)]  # type: ignore[attr-defined]
+            kl = [compare(e, self.probe.run(ids)[0])[0] for e, ids in zip(self.expected, self.windows, strict=True)]
         return float(np.concatenate(kl).mean())
 
 

@@ -19,6 +19,7 @@ from llmc.compiler.spec import ModelSpec, tensor_shapes
 if TYPE_CHECKING:
     import llmc.targets.target as targets
     from llmc.compiler.driver.check import Loss
+    from llmc.compiler.driver.plan import Plan
     from llmc.compiler.driver.sources import ModelSources
     from llmc.compiler.evaluate import StoredWeight
 
@@ -62,13 +63,14 @@ def compile_model(
         check, seed,
     )  # fmt: skip
     chosen = check_request(request)
+    from llmc.compiler.driver.plan import make_plan
     from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
 
     report("read", 0, 1)
     model = open_model(source, None if request.spec is None else read_spec(request.spec))
     try:
         report("read", 1, 1)
-        manifest, loss = _compile(request, chosen, model, report)
+        manifest, loss = write_artifact(request, chosen, model, make_plan(request, model, report), report)
     finally:
         model.close()
     report("write", 1, 1)
@@ -84,14 +86,12 @@ def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _compile(
-    request: Request, target: targets.Target, model: Any, report: Progress
+def write_artifact(
+    request: Request, target: targets.Target, model: Any, plan: Plan, report: Progress
 ) -> tuple[dict[str, Any], Loss | None]:
-    """Write the artifact; its manifest, and what was measured."""
+    """Write the artifact of a planned compile; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
-    from llmc.compiler.driver.plan import make_plan
 
-    plan = make_plan(request, model, report)
     floats = set(plan.recipe.values()) == {"f32"}
     kv_dtype = ("f32" if floats else "bf16") if request.kv == "auto" else request.kv
     stored, step = _graph(model.spec, plan.recipe, kv_dtype, request.activations == "f32", report)

@@ -53,7 +53,7 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
     if not request.measures:
         assert given is not None
         return Plan(given, ModelSources(model), None, [])
-    from llmc.compiler.driver.budget import choose_formats
+    from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate
     from llmc.compiler.driver.probe import Probe
     from llmc.compiler.driver.texts import calibration_windows, sample_window
@@ -66,8 +66,9 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
         grams = calibrate(probe, texts, lambda done, total: report("calibrate", done, total))
     budget = request.budget(sum(math.prod(tensor.shape) for tensor in model.tensors.values()))
     if budget is not None:
-        progress = lambda done, total: report("sensitivity", done, total)  # noqa: E731
-        given = choose_formats(probe, model, windows, grams, budget, progress)
+        trial = windows[:1]  # one forward pass of it for every matrix
+        choices = weigh_formats(probe, model, trial, grams, lambda done, total: report("sensitivity", done, total))
+        given = choose_formats(probe, model, choices, budget)
     if given is None:
         raise LlmcError("no formats were chosen")
     return Plan(given, ModelSources(model, grams), probe, windows)

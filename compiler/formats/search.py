@@ -26,7 +26,8 @@ ZERO = 64  # the stored entry that stands for 0
 TOP = 127  # greatest |sub-scale|
 CHUNK = 1024  # blocks handled at once: a work array of 128 KB stays in the second-level cache
 NOTHING = 1e-20  # a block this far below its row is zero in any case, and 1 / its scale would overflow
-LEAST = 1e-6  # importance of padding and of columns that never mattered, the mean being 1: they decode to about 0
+PADDING = 1e-6  # importance of columns that are not there, the mean being 1: they decode to about 0
+IDLE = 0.03  # least importance of those that are: a text may use what calibration did not
 
 
 class Nearest:
@@ -119,7 +120,7 @@ class Blocks:
         inner, square = self.sums(inverse)
         fitted = inner / np.maximum(square, np.float32(1e-30))
         gain = inner * fitted
-        better = (gain > best) & (fitted * inverse > 0)
+        better = gain > best
         np.copyto(best, gain, where=better)
         np.copyto(scale, fitted, where=better)
 
@@ -223,12 +224,12 @@ def _column_weights(importance: F32 | None, columns: int, padded: int) -> F32 | 
     """(padded,) with mean 1 over the real columns; None where all are real and count alike."""
     if importance is None and columns == padded:
         return None
-    out = np.zeros(padded, np.float32)
+    out = np.full(padded, PADDING, np.float32)
     out[:columns] = 1.0
     if importance is not None:
         mean = float(np.mean(importance, dtype=np.float64))
-        out[:columns] = importance / mean if mean > 0 else 1.0
-    return np.maximum(out, np.float32(LEAST))
+        out[:columns] = np.maximum(importance / mean, IDLE) if mean > 0 else 1.0
+    return out
 
 
 def normalized(weight: F32, padded: int) -> tuple[F32, NDArray[np.int32]]:

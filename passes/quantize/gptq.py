@@ -29,7 +29,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized, scales
 from llmc.compiler.formats.plain import F32, Array, ceil_to
 from llmc.compiler.formats.search import (
-    LEAST,
+    PADDING,
     TOP,
     Blocks,
     inverse_of,
@@ -124,7 +124,7 @@ def _planned(format: BlockFormat, hessian: NDArray[np.floating], columns: int, d
     whole = whole[np.ix_(flat, flat)]
     added = np.where(flat < columns, 1.0, 0.0)
     while True:
-        damped = whole + np.diag(damp * added + LEAST)
+        damped = whole + np.diag(damp * added + PADDING)
         try:
             # The factor of the matrix turned round, turned round: upper instead of lower.
             factor = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
@@ -185,7 +185,7 @@ class _Rows:
     def _choose_scale(self, block: int, current: F32, importance: F32) -> None:
         format, width = self.plan.format, self.plan.entries.width
         if format.scale == "row":
-            importance = np.maximum(importance / importance.mean(), np.float32(LEAST))
+            importance = np.maximum(importance / importance.mean(), np.float32(PADDING))
             by_place = [np.concatenate([a[i::width] for i in range(width)]) for a in (current, importance[:, None])]
             blocks = Blocks(nearest_of(format), *by_place)
             self.sub[block] = blocks.round_scales(blocks.best_scales(), self.unit)

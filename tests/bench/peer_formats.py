@@ -88,8 +88,11 @@ def _library(given: str) -> Any:
     return ggml
 
 
-def write_float32(source: Path, output: Path) -> None:
-    """Write a GGUF file again with every tensor as float32, its metadata copied."""
+def write_float32(source: Path, output: Path, dither: int | None = None) -> None:
+    """Write a GGUF file again with every tensor as float32, its metadata copied.
+
+    With a seed `dither`, weights that were quantized are moved off the grid they lie on, see `dithered`.
+    """
     reader = gguf.GGUFReader(source)
     architecture = reader.get_field(gguf.Keys.General.ARCHITECTURE)
     assert architecture is not None
@@ -106,9 +109,26 @@ def write_float32(source: Path, output: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    random = None if dither is None else np.random.default_rng(dither)
     for tensor in reader.tensors:
-        writer.write_tensor_data(gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        kind = tensor.tensor_type.name
+        if random is not None and kind.startswith("Q"):
+            values = dithered(values, int(kind[1]), random)
+        writer.write_tensor_data(values)
     writer.close()
+
+
+def dithered(values: NDArray[np.float32], bits: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """(N, K) values of 2**bits levels in each 32 columns, each moved by up to half the distance of two levels.
+
+    Weights read from a quantized file lie on that format's grid: the same format, and any finer one of its kind, would
+    find it again and lose nothing, which says nothing about weights that come from training. These lie on no grid.
+    """
+    blocks = values.reshape(-1, 32)
+    step = (blocks.max(1, keepdims=True) - blocks.min(1, keepdims=True)) / (2**bits - 1)
+    moved = blocks + step * (random.random(blocks.shape, np.float32) - np.float32(0.5))
+    return moved.reshape(values.shape).astype(np.float32)
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -150,7 +170,7 @@ def _once(path: Path, make: Callable[[Path], object]) -> Path:
 
 def _prepare(options: argparse.Namespace, work: Path) -> tuple[Path, Path, Path]:
     """Make (float32 model, importance matrix, windows to measure on)."""
-    reference = _once(work / "f32.gguf", lambda new: write_float32(options.model, new))
+    reference = _once(work / "f32.gguf", lambda new: write_float32(options.model, new, options.dither))
     counts = (options.calibration_windows, options.windows)
     paths = [work / f"{use}-{count}.json" for use, count in zip(("calibration", "evaluation"), counts, strict=True)]
     if not all(path.exists() for path in paths):
@@ -185,16 +205,25 @@ def _rows(options: argparse.Namespace, work: Path, console: Console) -> list[dic
     for row in rows:
         row |= {**stored(row["path"]), "tensors_sha256": _tensors_sha256(row["path"])}
     distinct = {row["tensors_sha256"]: str(row["path"]) for row in rows}  # Q8_0 makes no use of importance
-    figures: dict[str, Any] = {}
-    hashes = list(distinct)
-    for start in range(0, len(hashes), options.together):
-        batch = {name: distinct[name] for name in hashes[start : start + options.together]}
-        request = {"reference": str(reference), "models": batch, "windows": str(ids), "threads": options.threads}
-        figures |= json.loads(_peer(options, "peer_eval.py", request))
+    figures = _figures(options, distinct, reference, ids)
     speeds = {name: _speed(options, path, json.loads(ids.read_text())[0]) for name, path in distinct.items()}
     for row in rows:
         row |= {**figures[row["tensors_sha256"]], "decode": speeds[row["tensors_sha256"]], "path": row["path"].name}
     return rows
+
+
+def _figures(options: argparse.Namespace, models: dict[str, str], reference: Path, ids: Path) -> dict[str, Any]:
+    """Figures of each model (its tensors' SHA-256 -> its path); kept, so that only new models are measured."""
+    kept = ids.with_name(f"figures-{ids.stem}.json")
+    figures: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    missing = [name for name in models if name not in figures and models[name] != str(reference)]
+    for start in range(0, len(missing), options.together):
+        batch = {name: models[name] for name in missing[start : start + options.together]}
+        request = {"reference": str(reference), "models": batch, "windows": str(ids), "threads": options.threads}
+        figures |= json.loads(_peer(options, "peer_eval.py", request))
+        figures |= {name: figures["reference"] for name in models if models[name] == str(reference)}
+        kept.write_text(json.dumps(figures))
+    return figures
 
 
 def _tensors_sha256(path: Path) -> str:
@@ -220,11 +249,14 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens, to measure on")
     parser.add_argument("--calibration-windows", type=int, default=64)
+    parser.add_argument("--dither", type=int, metavar="SEED", help="first move the weights off their file's grid")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--together", type=int, default=7, help="models held in memory at a time")
+    parser.add_argument("--together", type=int, default=14, help="models held in memory at a time")
     options = parser.parse_args()
     console = Console(width=140)
     work = ROOT / "build" / "bench" / f"peer-{options.model.stem}"
+    if options.dither is not None:
+        work = work.with_name(f"{work.name}-dither-{options.dither}")
     work.mkdir(parents=True, exist_ok=True)
     rows = _rows(options, work, console)
     options.output.write_text(json.dumps(rows, indent=1) + "\n")
