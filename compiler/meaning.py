@@ -76,7 +76,7 @@ def attention(
     qkv: F32, kv: NDArray[Any], seqs: I32, slots: I32, page_indptr: I32, page_ids: I32,
     heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
 ) -> F32:  # fmt: skip
-    """qkv (M, (H + 2G) D), kv (pages, 2, G, elements; see kv_pages.py) written in place -> (M, H D).
+    """qkv (M, (H + 2G) D), kv (pages, *page_shape; see kv_pages.py) written in place -> (M, H D).
 
     Row i attends to slots max(0, slots[i] - window + 1)..slots[i]; window 0 hides none.
     """

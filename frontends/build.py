@@ -30,7 +30,7 @@ class _Inputs:
     page_indptr: Any  # (S + 1,) int32
     page_ids: Any  # (P,) int32
     logit_rows: Any  # (R,) int32
-    kv: Any  # tuple of one (pages, 2, G, elements) a layer
+    kv: Any  # tuple of one (pages, *page_shape) a layer, see kv_pages.py
 
     def all(self) -> list[Any]:
         """In the order of the compiled function."""

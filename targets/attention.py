@@ -38,7 +38,7 @@ HIDDEN = -1e30  # the score of a token a row may not see
 
 
 class Pages(Protocol):
-    """Reads and writes of one layer's pages `buffer` (pages, 2, G, elements) of one kind."""
+    """Reads and writes of one layer's pages `buffer` (pages, *page_shape) of one kind."""
 
     buffer: Any
 

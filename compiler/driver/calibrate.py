@@ -9,6 +9,8 @@ import numpy as np
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.sources import Gram
 
+SINKS = 1  # first tokens of a window: models park attention there, with activations a thousand times any other's
+
 
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
     """First weight of a matrix -> mean of x x^T over all tokens, (K, K) float32.
@@ -22,8 +24,8 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
         progress(number, len(windows))
         _, inputs = probe.run(ids)
         for total, x in zip(sums, inputs, strict=True):
-            total += x.T @ x
-        tokens += len(ids)
+            total += x[SINKS:].T @ x[SINKS:]
+        tokens += len(ids) - SINKS
     progress(len(windows), len(windows))
     grams: dict[str, Gram] = {}
     for matrix, total in zip(read, sums, strict=True):

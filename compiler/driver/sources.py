@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, encode
+from llmc.passes.quantize.gptq import compensate
 
-COMPENSATED_BITS = 4  # codes of at most this many bits gain from moving errors to columns not yet rounded
+COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 
 Gram = NDArray[np.float32]
 
@@ -43,9 +44,7 @@ class ModelSources:
         gram = self.grams.get(names[0])
         if gram is None:
             return format.quantize(self.stacked(names))
-        if format.scale == "row" and format.code_bits <= COMPENSATED_BITS:
-            from llmc.passes.quantize.gptq import compensate
-
+        if format.code_bits <= COMPENSATED_BITS:
             return compensate(self.stacked(names), format, gram)
         return format.quantize(self.stacked(names), np.ascontiguousarray(gram.diagonal()))
 

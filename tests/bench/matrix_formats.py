@@ -44,17 +44,12 @@ Round = Callable[[np.ndarray, np.ndarray], np.ndarray]  # weight (N, K), second 
 
 
 def our_rounding(name: str, calibrated: bool) -> Round:
-    """A format of ours; calibrated: with compensation to 4 bits, importance above."""
+    """A format of ours; calibrated: with compensation."""
     format = FORMATS[name]
     assert isinstance(format, BlockFormat)
 
     def rounded(weight: np.ndarray, gram: np.ndarray) -> np.ndarray:
-        if not calibrated:
-            found = format.quantize(weight)
-        elif format.code_bits <= 4:
-            found = compensate(weight, format, gram)
-        else:
-            found = format.quantize(weight, np.ascontiguousarray(gram.diagonal()))
+        found = compensate(weight, format, gram) if calibrated else format.quantize(weight)
         return dequantize(format, found)[:, : weight.shape[1]]
 
     return rounded

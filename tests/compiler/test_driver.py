@@ -66,7 +66,7 @@ def test_an_edited_spec_makes_another_model(tiny_llama: Callable[..., Path], tmp
     [
         ({"quant": "q7"}, f"unknown weight format 'q7'; llmc knows: auto, {', '.join(OFFERED)}"),
         ({"quant": "q4_k"}, "only keeps what a checkpoint stores"),
-        ({"kv": "q3"}, "unknown KV format 'q3'; llmc knows: auto, f32, bf16"),
+        ({"kv": "q3"}, "unknown KV format 'q3'; llmc knows: auto, f32, bf16, q8, q4"),
         ({"bpw": 3.5, "quant": "q4"}, "--quant and --bpw each choose the formats"),
         ({"bpw": 0.0}, "wanted more than 0"),
         ({"size": -5}, "wanted a positive number"),

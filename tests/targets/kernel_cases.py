@@ -73,7 +73,7 @@ def _pages(rng: Rng, kind: str, count: int, groups: int, size: int) -> np.ndarra
     return to_bf16(numbers) if kind == "bf16" else numbers
 
 
-def _attention(rng: Rng) -> Case:
+def attention(rng: Rng, kind: str = "") -> Case:
     """Several sequences: each with some tokens already in its pages and some rows of this step."""
     groups, per_group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 8, 11]))
     size, heads = int(rng.choice([10, 16, 20, 64, 80])), groups * per_group
@@ -83,7 +83,7 @@ def _attention(rng: Rng) -> Case:
     indptr = np.cumsum([0, *pages_of]).astype(np.int32)
     seqs = np.concatenate([np.full(new, s) for s, (_, new) in enumerate(lengths)]).astype(np.int32)
     slots = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)
-    kind = str(rng.choice(list(KINDS)))
+    kind = kind or str(rng.choice(list(KINDS)))
     kv = _pages(rng, kind, sum(pages_of) + 2, groups, size)
     attrs = {
         "heads": heads,
@@ -205,7 +205,7 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "round_rows": _row_case("round_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
     "rope": _rope,
-    "attention": _attention,
+    "attention": attention,
     "take_rows": _take_rows,
     "packed_embedding": _any_of(embedding_case, ["f32", "bf16", "q8", "q4"]),
     "packed_linear": _any_of(lambda rng, name: linear_case(rng, "packed_linear", name), ["f32", "q8", "c3h"]),

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.compiler.kv_pages import KINDS
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import BLOCK_FORMATS, CASES, embedding_case, linear_case, run
+from kernel_cases import BLOCK_FORMATS, CASES, attention, embedding_case, linear_case, run
 
 FLAGS = targets.cpu_flags()
 NEWER = {"avx512_vnni", "avx512vbmi", "avx_vnni"}
@@ -54,3 +55,11 @@ def test_every_block_format_equals_its_meaning(format: str, variant: str) -> Non
     if variant in ("native", "avx2"):
         run(embedding_case(rng, format), VARIANTS[variant])
         run(linear_case(rng, "packed_linear", format), VARIANTS[variant])
+
+
+@pytest.mark.parametrize("variant", ["native", "avx2", "portable"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_equals_its_meaning_over_every_kind_of_pages(kind: str, variant: str) -> None:
+    rng = np.random.default_rng([*map(ord, kind)])
+    for _ in range(3):
+        run(attention(rng, kind), VARIANTS[variant])
