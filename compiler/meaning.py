@@ -154,7 +154,7 @@ def bf16_linear(x: I32, weight: NDArray[Any], format: str, width: int) -> F32:
 
 
 def quantize_rows(x: F32) -> tuple[I32, F32, F32]:
-    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), scaled sums (M, K64/16)."""
+    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), scaled sums (M, 3 K64/32)."""
     codes, scales, sums = _quantize_rows(x)
     return codes.view(np.int32), scales, sums
 

@@ -51,7 +51,7 @@ def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     rows, columns = shapes[0]
     width = ceil_to(int(columns), GROUP)
     blocks = (rows, width // BLOCK)
-    sums = (rows, width // SUM_BLOCK)
+    sums = (rows, width // BLOCK + width // SUM_BLOCK)
     return [((rows, width // 4), "int32"), (blocks, "float32"), (sums, "float32")]
 
 
@@ -219,7 +219,7 @@ _TABLE = (
         (),
         _quantized_rows,
         meaning.quantize_rows,
-        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sums of codes (M, K64/16)",
+        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sums of codes (M, 3 K64/32)",
         "compiler/formats/activations.py",
     ),
     Op(

@@ -19,7 +19,7 @@ from llmc.targets.vector import dot4, f32, fma, i32, splat
 
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """codes (M, P/4), scales (M, P/32), sums (M, P/16), packed weight (T, words) -> (M, width)."""
+    """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     format = _format(attrs)
     columns = int(shapes[0][1]) * 4
 
@@ -99,9 +99,11 @@ def _add_half(
         block = (half * BLOCK + part * step) // format.block
         scale = reader.scale(chunk, block)
         offset = reader.offset(chunk, block, scale)
-        first = chunk * (CHUNK // SUM_BLOCK) + (half * BLOCK + part * step) // SUM_BLOCK
+        place = chunk * (CHUNK // BLOCK) + half
+        if step == SUM_BLOCK:  # after the sums of 32
+            place = reader.columns // BLOCK + place * (BLOCK // SUM_BLOCK) + part
         for r in range(rows):
-            total = sum((sums[row + r, first + i] for i in range(1, step // SUM_BLOCK)), sums[row + r, first])
+            total = sums[row + r, place]
             left_scale = splat(scales[row + r, chunk * (CHUNK // BLOCK) + half])
             put(acc, r, fma(T.cast(get(dots, r), "float32x16"), scale * left_scale, get(acc, r)))
             put(acc, r, fma(offset, splat(total), get(acc, r)))

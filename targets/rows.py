@@ -332,7 +332,7 @@ def _absmax_block(x: Any, row: Any, first: Any, width: int, staged: Any) -> Any:
 
 
 def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sums of codes (M, K64/16)."""
+    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sums of codes (M, 3 K64/32)."""
     width = int(shapes[0][1])
     blocks = ceil_to(width, GROUP) // BLOCK
 
@@ -347,11 +347,10 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
             for half in range(BLOCK // LANES):
                 scaled = staged[lanes(half * LANES)] * splat(inverse[0])
                 T.buffer_store(words, round_int(scaled), [lanes(half * LANES)])
-            for part in range(BLOCK // SUM_BLOCK):
-                first = part * SUM_BLOCK
-                total = sum((words[i] for i in range(first + 1, first + SUM_BLOCK)), words[first])
-                scaled_sum = T.cast(total, "float32") * (top[0] / f32(127))
-                T.buffer_store(sums, scaled_sum, [row, block * (BLOCK // SUM_BLOCK) + part])
+            halves = [sum((words[i] for i in range(at + 1, at + SUM_BLOCK)), words[at]) for at in (0, SUM_BLOCK)]
+            places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
+            for total, place in zip([halves[0] + halves[1], *halves], places, strict=True):
+                T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, place])
             for word in range(BLOCK // 4):
                 packed = T.bitwise_and(words[4 * word], i32(0xFF))
                 for byte in range(1, 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class Plan:
 
     def measure(self, artifact: Path, target: Target, report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
-        if self.probe is None or not set(target.requires) <= cpu_flags():
+        runs_here = target.arch == platform.machine() and set(target.requires) <= cpu_flags()
+        if self.probe is None or not runs_here:
             return None
         from llmc.compiler.driver.check import measure
 

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from llmc.compiler.formats.plain import F32, ceil_to
 
 BLOCK = 32  # columns of activations that share a scale
-SUM_BLOCK = 16  # columns of a sum: the smallest block of weights
+SUM_BLOCK = 16  # columns of the finer sums: the smallest block of weights
 GROUP = 64  # columns are padded to a multiple of this; longer records only hold widths that fill them
 
 
 def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
-    """x (M, K) -> int8 codes (M, P), scales (M, P / 32), scale * sums of codes (M, P / 16), P = K padded to 64.
+    """x (M, K) -> int8 codes (M, P), scales (M, P / 32), scale * sums of codes (M, 3 P / 32), P = K padded to 64.
 
-    x is about scale * code with scale = max|x| / 127 of each block of 32 (as llama.cpp's Q8_1 activations).
+    The sums are those of every 32 columns, then those of every 16: weights have an offset for each 16 at least. x is about scale * code with scale = max|x| / 127 of each block of 32 (as llama.cpp's Q8_1 activations).
     """
     rows, columns = x.shape
     padded = np.zeros((rows, ceil_to(columns, GROUP)), np.float32)
@@ -25,5 +25,9 @@ def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
     scale = (top / np.float32(127)).astype(np.float32)
     inverse = np.where(top > 0, np.float32(127) / np.where(top > 0, top, 1), 0).astype(np.float32)
     codes = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    sums = codes.reshape(rows, -1, SUM_BLOCK).sum(-1, dtype=np.int32).astype(np.float32)
-    return codes.reshape(rows, -1), scale, sums * np.repeat(scale, BLOCK // SUM_BLOCK, axis=1)
+    parts = [
+        codes.reshape(rows, -1, size).sum(-1, dtype=np.int32).astype(np.float32)
+        * np.repeat(scale, BLOCK // size, axis=1)
+        for size in (BLOCK, SUM_BLOCK)
+    ]
+    return codes.reshape(rows, -1), scale, np.concatenate(parts, axis=1)

@@ -39,9 +39,7 @@ def _stored_bytes(result: CompileResult) -> int:
 
 
 @pytest.mark.model
-def test_a_quantized_checkpoint_is_kept_and_floats_become_q8(
-    smollm2_gguf: Path, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_quantized_checkpoint_is_kept_and_floats_become_q8(smollm2_gguf: Path, tiny: Path, tmp_path: Path) -> None:
     with open_model(smollm2_gguf) as model:
         kept = {name: model.tensors[name].kept for name in matrix_names(model.spec)}
     result = compile_model(smollm2_gguf, tmp_path / "a.llmc")

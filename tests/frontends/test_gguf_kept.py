@@ -75,9 +75,7 @@ def _logits(artifact: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stored", TYPES)
-def test_kept_weights_give_the_logits_of_float32(
-    stored: str, kept_gguf: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_kept_weights_give_the_logits_of_float32(stored: str, kept_gguf: Callable[[str], Path], tmp_path: Path) -> None:
     path = kept_gguf(stored)
     expected = _logits(compile_model(path, tmp_path / "f32.llmc", quant="f32").path)
     kept = compile_model(path, tmp_path / "kept.llmc", kv="f32")

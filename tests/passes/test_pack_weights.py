@@ -38,7 +38,7 @@ class TiedQ4:
             )
             parts = R.call_dps_packed(
                 "llmc.quantize_rows", (x,),
-                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 4), "float32")],
+                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
             )  # fmt: skip
             codes = parts[0]
             scales = parts[1]
