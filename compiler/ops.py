@@ -139,7 +139,7 @@ _TABLE = (
         "writes K and V of qkv (M, (H + 2G) D) into kv (pages, *page_shape; see compiler/kv_pages.py), in place, then "
         "row i attends to slots 0..slots[i] of its sequence, the last `window` of them if it is not 0 -> (M, H D). "
         "The one op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
-        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window https://arxiv.org/abs/2004.05150",
+        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150",
     ),
     Op(
         "gated",

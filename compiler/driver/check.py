@@ -18,7 +18,7 @@ LARGE_KL = 0.1  # nats: about where answers start to differ visibly
 
 @dataclass(frozen=True)
 class Loss:
-    """The mean Kullback-Leibler divergence of a text's tokens, in nats, and how often the likeliest token is the same."""
+    """Mean Kullback-Leibler divergence of a text's tokens, in nats, and how often the likeliest token is the same."""
 
     kl: float
     top1_agreement: float

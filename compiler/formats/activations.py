@@ -15,7 +15,8 @@ GROUP = 64  # columns are padded to a multiple of this; longer records only hold
 def quantize_rows(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
     """x (M, K) -> int8 codes (M, P), scales (M, P / 32), scale * sums of codes (M, 3 P / 32), P = K padded to 64.
 
-    The sums are those of every 32 columns, then those of every 16: weights have an offset for each 16 at least. x is about scale * code with scale = max|x| / 127 of each block of 32 (as llama.cpp's Q8_1 activations).
+    The sums are those of every 32 columns, then of every 16: the least block of weights with an offset of its own.
+    x is about scale * code with scale = max|x| / 127 of each block of 32 (as llama.cpp's Q8_1 activations).
     """
     rows, columns = x.shape
     padded = np.zeros((rows, ceil_to(columns, GROUP)), np.float32)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from llmc.compiler.driver.check import Loss
 
 # Spelled out here so that --help needs no compiler; a test compares them with the compiler's own lists.
-QUANTS = tuple("auto f32 bf16 q8 q8_b32 q6 q5 q4 q4_b64 q3h q3 q2 c6 c5 c4 c3h c3 c2h c2".split())
+QUANTS = ("auto", "f32", "bf16", "q8", "q8_b32", "q6", "q5", "q4", "q4_b64", "q3h", "q3", "q2",
+          "c6", "c5", "c4", "c3h", "c3", "c2h", "c2")  # fmt: skip
 KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
 
 

@@ -235,8 +235,8 @@ def _tensors_sha256(path: Path) -> str:
 
 def _speed(options: argparse.Namespace, path: str, ids: list[int]) -> float:
     """Decoded tokens per second, the best of the repeats: others may be using the machine."""
-    request = {"model": path, "threads": options.threads, "prompt": ids[:PROMPT], "new_tokens": NEW, "repeats": 3}
-    return float(max(json.loads(_peer(options, "peer_llamacpp.py", request).splitlines()[-1])["decode"]))
+    sizes = {"threads": options.speed_threads, "prompt": ids[:PROMPT], "new_tokens": NEW, "repeats": 3}
+    return float(max(json.loads(_peer(options, "peer_llamacpp.py", {"model": path, **sizes}).splitlines()[-1])["decode"]))
 
 
 def main() -> None:
@@ -250,7 +250,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens, to measure on")
     parser.add_argument("--calibration-windows", type=int, default=64)
     parser.add_argument("--dither", type=int, metavar="SEED", help="first move the weights off their file's grid")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="but for speed; threads that wait for others spin")
+    parser.add_argument("--speed-threads", type=int, default=2)
     parser.add_argument("--together", type=int, default=14, help="models held in memory at a time")
     options = parser.parse_args()
     console = Console(width=140)

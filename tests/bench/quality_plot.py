@@ -1,4 +1,4 @@
-"""Draw what tests/bench/quality.py measured: KL divergence over bits per weight, ours and llama.cpp's, as SVG and tables.
+"""Draw what tests/bench/quality.py measured: divergence over bits per weight, ours and llama.cpp's, and tables.
 
 python tests/bench/quality.py --draw docs/quality        reads MODEL.json there, writes MODEL.svg and MODEL.md
 """

@@ -344,3 +344,26 @@ def test_a_signal_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, name: str, na
     assert (result.exit_code, result.output.strip()) == (128 + getattr(signal, name), "")
     assert tidied == ["m.llmc"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_compile_offers_what_the_compiler_knows() -> None:
+    from llmc.cli_compile import KV_KINDS, QUANTS
+    from llmc.compiler.driver.request import KV_DTYPES
+    from llmc.compiler.formats import OFFERED
+
+    assert sorted(QUANTS) == sorted(["auto", *OFFERED])
+    assert sorted(KV_KINDS) == sorted(KV_DTYPES)
+
+
+@pytest.mark.parametrize(("text", "size"), [("80MB", 80_000_000), ("1.5 GiB", 1_610_612_736), ("12345", 12345)])
+def test_a_size_may_have_a_unit(text: str, size: int) -> None:
+    from llmc.cli_compile import _size
+
+    assert _size(None, None, text) == size  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["lots", "-3MB", "3 parsecs", "1e9", "9" * 40])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    result = CliRunner().invoke(command, ["compile", "x.gguf", "-o", "y.llmc", "--size", text])
+    assert result.exit_code == 2
+    assert "is no size" in result.stderr
