@@ -6,13 +6,13 @@ import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.driver.recipe import Recipe, keep, read_recipe, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
-from llmc.compiler.errors import LlmcError
 from llmc.targets.target import Target, cpu_flags
 
 if TYPE_CHECKING:
@@ -47,14 +47,10 @@ class Plan:
 
 def make_plan(request: Request, model: Any, report: Progress) -> Plan:
     """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
-    given = None
-    if request.recipe is not None:
-        given = read_recipe(request.recipe, model)
-    elif request.bpw is None and request.size is None:
-        given = keep(model) if request.quant == "auto" else uniform(model.spec, request.quant)
+    budget = request.budget(sum(math.prod(tensor.shape) for tensor in model.tensors.values()))
+    recipe = {} if budget else _given(request, model)
     if not request.measures:
-        assert given is not None
-        return Plan(given, ModelSources(model), None, [])
+        return Plan(recipe, ModelSources(model), None, [])
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate
     from llmc.compiler.driver.probe import Probe
@@ -62,15 +58,17 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
 
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
-    probe = Probe(model, lambda done, total: report("original", done, total))
-    grams = {}
-    if texts:
-        grams = calibrate(probe, texts, lambda done, total: report("calibrate", done, total))
-    budget = request.budget(sum(math.prod(tensor.shape) for tensor in model.tensors.values()))
+    probe = Probe(model, partial(report, "original"))
+    grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
     if budget is not None:
-        trial = windows[:1]  # one forward pass of it for every matrix
-        choices = weigh_formats(probe, model, trial, grams, lambda done, total: report("sensitivity", done, total))
-        given = choose_formats(probe, model, choices, budget)
-    if given is None:
-        raise LlmcError("no formats were chosen")
-    return Plan(given, ModelSources(model, grams), probe, windows)
+        trial = windows[:1]  # read once for every matrix
+        choices = weigh_formats(probe, model, trial, grams, partial(report, "sensitivity"))
+        recipe = choose_formats(probe, model, choices, budget)
+    return Plan(recipe, ModelSources(model, grams), probe, windows)
+
+
+def _given(request: Request, model: Any) -> Recipe:
+    """The recipe that needs no measuring."""
+    if request.recipe is not None:
+        return read_recipe(request.recipe, model)
+    return keep(model) if request.quant == "auto" else uniform(model.spec, request.quant)

@@ -235,8 +235,11 @@ def _tensors_sha256(path: Path) -> str:
 
 def _speed(options: argparse.Namespace, path: str, ids: list[int]) -> float:
     """Decoded tokens per second, the best of the repeats: others may be using the machine."""
-    sizes = {"threads": options.speed_threads, "prompt": ids[:PROMPT], "new_tokens": NEW, "repeats": 3}
-    return float(max(json.loads(_peer(options, "peer_llamacpp.py", {"model": path, **sizes}).splitlines()[-1])["decode"]))
+    request = {
+        "model": path, "threads": options.speed_threads, "prompt": ids[:PROMPT], "new_tokens": NEW, "repeats": 3,
+    }  # fmt: skip
+    return float(max(json.loads(_peer(options, "peer_llamacpp.py", request).splitlines()[-1])["decode"]))
+
 
 
 def main() -> None:
