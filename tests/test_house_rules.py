@@ -33,7 +33,7 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "targets": _COMPILE_SIDE,
     # The runtime installs alone: this is its whole list of dependencies.
     "runtime": frozenset({"tvm_ffi", "numpy", "tokenizers", "safetensors", "jinja2"}),
-    "driver": _COMPILE_SIDE | {"tomli"},
+    "driver": _COMPILE_SIDE | {"tomli", "threadpoolctl"},
     "facade": frozenset({"click", "rich", "numpy"}),
 }
 

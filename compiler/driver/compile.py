@@ -125,9 +125,12 @@ def _graph(
 
 
 def _write_weights(folder: Path, stored: list[StoredWeight], source: ModelSources, report: Progress) -> dict[str, Any]:
+    from threadpoolctl import threadpool_limits
+
     def arrays() -> Iterator[NDArray[Any]]:
         """In order, computed a few ahead: memory holds `PACKING_THREADS` + 1 weights at most."""
-        with ThreadPoolExecutor(PACKING_THREADS) as pool:
+        # A BLAS of many threads would make the small products of compensation wait for one another, ten times as long.
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(PACKING_THREADS) as pool:
             ahead = [pool.submit(w.compute, source) for w in stored[:PACKING_THREADS]]
             for number in range(len(stored)):
                 result = ahead.pop(0).result()

@@ -241,7 +241,6 @@ def _speed(options: argparse.Namespace, path: str, ids: list[int]) -> float:
     return float(max(json.loads(_peer(options, "peer_llamacpp.py", request).splitlines()[-1])["decode"]))
 
 
-
 def main() -> None:
     """Quantize, measure, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -54,7 +54,6 @@ from llmc.runtime.quality import score_rows, windows
 
 DITHERED = "-dithered"  # the same weights moved off the grid of their file, see peer_formats.dithered
 MODELS = {"smollm2": fetch_smollm2.fetch, "gemma3": fetch_gemma3.fetch}
-OURS = ("c6", "c5", "c4", "c3h", "c3", "c2h", "c2")
 CALIBRATED = ("c4", "c3h", "c3", "c2h", "c2")
 BUDGETS = (2.6, 3.0, 3.5, 4.0, 4.5, 5.5)
 WORK = ROOT / "build" / "bench"
@@ -71,38 +70,38 @@ class Row:
     calibrated: bool = False
 
 
-def rows(model: Any, only: set[str]) -> Iterator[Row]:
-    """Every row of the table whose name is asked for; the plans share one probe and one calibration."""
+def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
+    """Every row of the table that is asked for; the plans share one probe and one calibration."""
     text = calibration_windows(model, texts.split()[0], 0)
     probe = Probe(model)
-    plain, taught = ModelSources(model), ModelSources(model, calibrate(probe, text, lambda done, total: None))
+    calibrated = bool(asked.calibrated or asked.budgets)
+    grams = calibrate(probe, text, lambda done, total: None) if calibrated else {}
+    plain, taught = ModelSources(model), ModelSources(model, grams)
     yield Row("f32", Plan(uniform(model.spec, "f32"), plain, None, []), "f32")
     if set(keep(model).values()) != {"q8"}:
         yield Row("kept", Plan(keep(model), plain, None, []))
         yield from (Row(f"kept, kv {kv}", Plan(keep(model), plain, None, []), kv) for kv in ("q8", "q4"))
-    for name in OFFERED[1:]:
+    for name in asked.formats:
         yield Row(name, Plan(uniform(model.spec, name), plain, None, []))
-    for name in CALIBRATED:
+    for name in asked.calibrated:
         yield Row(name, Plan(uniform(model.spec, name), taught, None, []), calibrated=True)
     count = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
-    if only and "mixed" not in only:
+    if not asked.budgets:
         return
     for source, sample in ((plain, [sample_window(model)]), (taught, text[:1])):
         choices = weigh_formats(probe, model, sample, source.grams, lambda done, total: None)
-        for bpw in BUDGETS:
+        for bpw in map(float, asked.budgets):
             budget = replace(Request("", Path()), bpw=bpw).budget(count)
             assert budget is not None
             recipe = choose_formats(probe, model, choices, budget)
             yield Row(f"mixed {bpw:g}", Plan(recipe, source, None, []), calibrated=source is taught)
 
 
-def compile_rows(source: Path, folder: Path, only: set[str]) -> list[dict[str, Any]]:
+def compile_rows(source: Path, folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Compile all of them; name, calibrated, path, bits per weight and bytes of weights of each."""
     target, made = targets.native(), []
     with open_model(source) as model:
-        for number, row in enumerate(rows(model, only)):
-            if only and row.name.split()[0] not in only | {"f32"}:
-                continue
+        for number, row in enumerate(rows(model, asked)):
             path = folder / f"{number}.llmc"
             request = Request(source, path, kv=row.kv)
             manifest, _ = write_artifact(request, target, model, row.plan, lambda stage, done, total: None)
@@ -202,7 +201,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", choices=[*MODELS, *(name + DITHERED for name in MODELS)])
     parser.add_argument("--windows", type=int, default=16)
-    parser.add_argument("--only", default="", help="formats, by comma")
+    parser.add_argument("--formats", nargs="*", default=OFFERED[1:])
+    parser.add_argument("--calibrated", nargs="*", default=CALIBRATED, help="formats to calibrate")
+    parser.add_argument("--budgets", nargs="*", default=BUDGETS, help="bits per weight of mixed recipes")
+    parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peer", type=Path, help="rows of tests/bench/peer_formats.py")
     parser.add_argument("--output", type=Path, help="folder for MODEL.json")
     parser.add_argument("--draw", type=Path, help="folder of results: write quality.svg and tables there, and stop")
@@ -214,9 +216,9 @@ def main() -> None:
         return
     source, text = model_file(options.model), texts.split()[1].read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        made = compile_rows(source, Path(folder), set(filter(None, options.only.split(","))))
+        made = compile_rows(source, Path(folder), options)
         evaluate(made, text, options.windows)
-        for row in track(made, "timing", console=Console(stderr=True)):
+        for row in track(made if options.speed else [], "timing", console=Console(stderr=True)):
             measure_speed(row)
     for row in made:
         del row["path"]
