@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,8 @@ from llmc.console import (
     print_table,
     progress_bars,
     words_for_bytes,
+    words_for_loss,
 )
-
-if TYPE_CHECKING:
-    from llmc.compiler.driver.check import Loss
 
 # Spelled out here so that --help needs no compiler; a test compares them with the compiler's own lists.
 QUANTS = ("auto", "f32", "bf16", "q8", "q8_b32", "q6", "q5", "q4", "q4_b64", "q3h", "q3", "q2",
@@ -141,7 +139,7 @@ def compile_command(source: str, output: str, save_recipe: str | None, as_json: 
         ("time", f"{result.seconds:.1f} s"),
     ]
     if result.loss is not None:
-        rows.insert(2, ("expected loss", _words_for_loss(result.loss)))
+        rows.insert(2, ("expected loss", words_for_loss(result.loss.as_dict())))
     print_table(rows)
     if result.loss is not None and result.loss.large:
         click.secho(
@@ -150,7 +148,3 @@ def compile_command(source: str, output: str, save_recipe: str | None, as_json: 
             fg="yellow",
             err=True,
         )
-
-
-def _words_for_loss(loss: Loss) -> str:
-    return f"KL {loss.kl:.4f}, same first choice {loss.top1_agreement:.1%} (over {loss.tokens} tokens)"

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmc.console import json_option, print_json, print_table, progress_bars, words_for_bytes
+from llmc.console import json_option, print_json, print_table, progress_bars, words_for_bytes, words_for_loss
 
 
 @click.command(
@@ -48,6 +48,7 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("blocks", _blocks(manifest["spec"])),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
+        *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
         ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)} a token"),
         ("variants", ", ".join(variants)),

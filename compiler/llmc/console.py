@@ -113,3 +113,12 @@ def words_for_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def words_for_loss(loss: dict[str, Any]) -> str:
+    """Return what a compile measured, in words.
+
+    >>> words_for_loss({"kl": 0.0030277, "top1_agreement": 0.9726, "tokens": 256})
+    'KL 0.0030, same first choice 97.3% (over 256 tokens)'
+    """
+    return f"KL {loss['kl']:.4f}, same first choice {loss['top1_agreement']:.1%} (over {loss['tokens']} tokens)"
