@@ -15,7 +15,8 @@ SINKS = 1  # first tokens of a window: models park attention there, with activat
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
     """First weight of a matrix -> mean of x x^T over all tokens, (K, K) float32.
 
-    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart.
+    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart. A table that rows are
+    looked up in has none: what is good for its products alone would spoil the rows.
     """
     read = [matrix for matrix in probe.matrices if matrix.input is not None]
     sums: list[Gram] = [np.zeros((matrix.columns, matrix.columns), np.float32) for matrix in read]
@@ -29,6 +30,8 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
     progress(len(windows), len(windows))
     grams: dict[str, Gram] = {}
     for matrix, total in zip(read, sums, strict=True):
+        if matrix.looked_up:
+            continue
         total /= tokens
         grams |= dict.fromkeys(matrix.sources, total)
     return grams
