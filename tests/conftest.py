@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# A shell that runs this in the background ignores Ctrl-C for all below it, and tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two test processes with as many native threads as cores each only wait for one another.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub

@@ -57,7 +57,7 @@ def test_the_wheel_holds_every_file(wheel: Path, root: Path) -> None:
     assert Path("llmc/py.typed") in held
     assert any(path.name == "LICENSE" for path in held)
     extra = {path for path in held - wanted if ".dist-info" not in path.parts[0]}
-    assert extra == {Path("llmc/py.typed")}
+    assert extra == {Path("llmc/py.typed"), Path("llmc/compiler/driver/sample.txt")}
 
 
 def test_it_brings_no_compiler_and_little_else(clean: Path) -> None:
