@@ -20,7 +20,6 @@ class Matrix:
     rows: int
     columns: int
     input: Any  # the variable it is multiplied with; None for a table that is only looked up in
-    looked_up: bool  # rows are also, or only, read one by one
 
 
 def sources(lookup: Callable[[Any], Any], weight: Any) -> tuple[str, ...]:
@@ -43,7 +42,6 @@ def matrices(module: tvm.IRModule) -> list[Matrix]:
         op, (left, weight), _ = match
         names = sources(bound.get, weight)
         rows, columns = (int(size) for size in weight.ty.shape)
-        before = found.get(names)
-        read, product = op.name == "embedding", left if op.name == "linear" else before and before.input
-        found[names] = Matrix(names, rows, columns, product, read or (before is not None and before.looked_up))
+        if op.name == "linear" or names not in found:
+            found[names] = Matrix(names, rows, columns, left if op.name == "linear" else None)
     return list(found.values())

@@ -9,14 +9,12 @@ import numpy as np
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.sources import Gram
 
-SINKS = 1  # first tokens of a window: models park attention there, with activations a thousand times any other's
-
 
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
     """First weight of a matrix -> mean of x x^T over all tokens, (K, K) float32.
 
-    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart. A table that rows are
-    looked up in has none: what is good for its products alone would spoil the rows.
+    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart. First tokens count like
+    all others: models park attention on them with huge activations, and lose their footing when those are not preserved.
     """
     read = [matrix for matrix in probe.matrices if matrix.input is not None]
     sums: list[Gram] = [np.zeros((matrix.columns, matrix.columns), np.float32) for matrix in read]
@@ -25,13 +23,11 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
         progress(number, len(windows))
         _, inputs = probe.run(ids)
         for total, x in zip(sums, inputs, strict=True):
-            total += x[SINKS:].T @ x[SINKS:]
-        tokens += len(ids) - SINKS
+            total += x.T @ x
+        tokens += len(ids)
     progress(len(windows), len(windows))
     grams: dict[str, Gram] = {}
     for matrix, total in zip(read, sums, strict=True):
-        if matrix.looked_up:
-            continue
         total /= tokens
         grams |= dict.fromkeys(matrix.sources, total)
     return grams

@@ -38,8 +38,6 @@ def test_matrices_are_listed_once_with_their_parts() -> None:
     assert list(found) == [("table",), ("a", "b")]
     assert (found["a", "b"].rows, found["a", "b"].columns) == (12, 64)
     assert found["table",].input is not None  # a tied table is multiplied with, too
-    assert found["table",].looked_up
-    assert not found["a", "b"].looked_up
 
 
 def test_a_table_that_is_only_looked_up_has_no_input() -> None:
