@@ -13,8 +13,8 @@ from llmc.compiler.driver.sources import Gram
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
     """First weight of a matrix -> mean of x x^T over all tokens, (K, K) float32.
 
-    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart. First tokens count like
-    all others: models park attention on them with huge activations, and lose their footing when those are not preserved.
+    Every weight of a fused matrix has its entry, so that a recipe may also take the parts apart. First tokens count
+    like all others: models park attention on them with huge activations, and lose their footing without those.
     """
     read = [matrix for matrix in probe.matrices if matrix.input is not None]
     sums: list[Gram] = [np.zeros((matrix.columns, matrix.columns), np.float32) for matrix in read]
