@@ -12,18 +12,13 @@ True
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmc.compiler.errors import SpecError
 from llmc.compiler.spec_fields import clip, near, read_dataclass, write_toml
-from llmc.compiler.spec_tensors import expand, required_tensors, tensor_shapes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from llmc.compiler.spec_tensors import expand, required_tensors, tensor_shapes, weight_count
+from llmc.compiler.text_file import parse_toml
 
 __all__ = [
     "CHOICES",
@@ -45,6 +40,7 @@ __all__ = [
     "tensor_shapes",
     "to_dict",
     "to_toml",
+    "weight_count",
 ]
 
 # What each number may be: far above any known model, far below what would exhaust memory before a
@@ -340,13 +336,7 @@ def to_toml(spec: ModelSpec) -> str:
 
 def from_toml(text: str) -> ModelSpec:
     """The spec in a TOML text. Raises SpecError with the line, or naming every bad key."""
-    if len(text) > TOML_LIMIT:
-        raise SpecError(f"spec: {len(text)} characters, wanted at most {TOML_LIMIT}")
-    try:
-        plain = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SpecError(f"spec: not TOML: {error or 'nested too deep'}") from None
-    return from_dict(plain)
+    return from_dict(parse_toml(text, "spec", TOML_LIMIT, SpecError))
 
 
 def example() -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         for name, shape in per_layer.items():
             shapes[name.replace("{layer}", str(layer))] = shape
     return shapes | outer
+
+
+def weight_count(spec: ModelSpec) -> int:
+    """Numbers in all tensors."""
+    return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
 
 
 def expand(spec: ModelSpec) -> dict[str, str]:

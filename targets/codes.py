@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, BlockFormat
+from llmc.compiler.formats.layout import GROUPS, places
 from llmc.targets.target import Target
-from llmc.targets.vector import f32, i32, lanes, lookup, prefetch, registers, splat, widen_f16
+from llmc.targets.vector import f32, held, i32, lanes, lookup, permutes_bytes, prefetch, splat, widen_f16
 
 CHUNK = 64  # columns of a step of the reduction
-GROUPS = 8  # of four codes in a unit
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,29 @@ class Tile:
         return 0 if per_record == 1 else T.floormod(chunk, per_record) * per_chunk
 
     def codes(self, chunk: Any, unit: int) -> list[Any]:
-        """Eight int32x16 words: the codes of each group of a unit (0, or 1 when a chunk has two)."""
+        """Eight int32x16 words: the codes of each group of a unit (0, or 1 when a chunk has two).
+
+        Bits above a code's are not cleared when `lookup` ignores them.
+        """
         units = CHUNK // self.format.unit
         words = sum(self.format.planes) * TILE
-        first = self._at(chunk, (self._inside(chunk, units) + unit) * words)
+        start = self._at(chunk, (self._inside(chunk, units) + unit) * words)
+        exact = self.format.values is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
         out: list[Any] = [None] * GROUPS
-        shift, start = 0, 0
+        shift = 0
         for bits in self.format.planes:
-            for register in range(bits):
-                word = registers((TILE,), "int32")
-                index = first + start + register * TILE
-                self._prefetch(index)
-                T.buffer_store(word, self.weight[self.tile, lanes(index)], [lanes(0)])
-                for place in range(GROUPS // bits):
-                    group = register + place * bits
-                    piece = _bits(word[lanes(0)], bits, place * bits, shift)
-                    out[group] = piece if out[group] is None else T.bitwise_or(out[group], piece)
+            plane = [self._load(start + register * TILE) for register in range(bits)]
+            for group, pieces in enumerate(places(bits)):
+                piece = _spread(plane, pieces) if len(pieces) > 1 else _moved(plane, *pieces[0], shift)
+                if exact and bits < 8:
+                    piece = T.bitwise_and(piece, _bytes_of(((1 << bits) - 1) << shift))
+                out[group] = piece if out[group] is None else T.bitwise_or(out[group], piece)
             shift, start = shift + bits, start + bits * TILE
         return out
+
+    def _load(self, index: Any) -> Any:
+        self._prefetch(index)
+        return held(self.weight[self.tile, lanes(index)], "int32")
 
     def values(self, chunk: Any) -> Iterator[Any]:
         """Sixteen int32x16 words, one for each four columns of the chunk in order: what their codes stand for.
@@ -71,19 +76,19 @@ class Tile:
         table = self.format.values
         for unit in range(CHUNK // self.format.unit):
             for code in self.codes(chunk, unit):
-                word = _kept(code)
+                word = held(code, "int32")
                 if table is None:
                     yield word
                     continue
                 for column in table.reshape(len(table), -1).T:
-                    yield _kept(lookup(self.target, column, word))
+                    yield held(lookup(self.target, column, word), "int32")
 
     def scale(self, chunk: Any, block: int) -> Any:
         """float32x16 scales of the chunk's block; without the row's for the "row" kind."""
         format = self.format
         if format.scale == "row":
             index = TILE + (chunk * (CHUNK // format.block) + block) * 4
-            sub = _once(self._bytes(index, signed=True))
+            sub = held(self._bytes(index, signed=True))
             return sub * T.call_llvm_pure_intrin("llvm.fabs", sub, dtype="float32x16")
         if format.scale == "f16":
             return self._halves(self._at(chunk, format.code_words + block * 8))
@@ -145,28 +150,29 @@ class Tile:
         prefetch(self.weight.access_ptr("r", offset=ahead))
 
 
-def _kept(value: Any) -> Any:
-    """The int32x16 in a register of its own, so that it is computed once however often it is used."""
-    word = registers((TILE,), "int32")
-    T.buffer_store(word, value, [lanes(0)])
-    return word[lanes(0)]
-
-
-def _once(value: Any) -> Any:
-    """The float32x16 in a register of its own."""
-    kept = registers((TILE,), "float32")
-    T.buffer_store(kept, value, [lanes(0)])
-    return kept[lanes(0)]
-
-
-def _bits(word: Any, bits: int, at: int, to: int) -> Any:
-    """Bits at .. at + bits of every byte, moved to bit `to`."""
-    if bits == 8:
+def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:
+    """The register with bit `at` of every byte at bit `to`; other bits may be anything."""
+    word = plane[register]
+    if at == to:
         return word
-    mask = (((1 << bits) - 1) << to) * 0x01010101
-    signed = mask - (1 << 32) if mask >= 1 << 31 else mask
-    if at > to:
-        word = T.shift_right(word, splat(i32(at - to)))
-    elif at < to:
-        word = T.shift_left(word, splat(i32(to - at)))
-    return T.bitwise_and(word, splat(tirx.const(signed, "int32")))
+    return T.shift_right(word, splat(i32(at - to))) if at > to else T.shift_left(word, splat(i32(to - at)))
+
+
+def _spread(plane: list[Any], pieces: list[tuple[int, int, int]]) -> Any:
+    """Codes whose bits are the top bits of several registers: each piece pushes those before it down.
+
+    Shifts carry bits over a byte's border, but only into the places that the next piece overwrites.
+    """
+    count = pieces[0][2]
+    top = _bytes_of(((1 << count) - 1) << (8 - count))
+    rest = _bytes_of((1 << (8 - count)) - 1)
+    word = plane[pieces[0][0]]
+    for register, _, _ in pieces[1:]:
+        pushed = T.bitwise_and(T.shift_right(word, splat(i32(count))), rest)
+        word = T.bitwise_or(pushed, T.bitwise_and(plane[register], top))
+    return T.shift_right(word, splat(i32(8 - len(pieces) * count)))
+
+
+def _bytes_of(byte: int) -> Any:
+    """The byte in all 64 places."""
+    return splat(i32(int(np.array([byte] * 4, np.uint8).view(np.int32)[0])))

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
+from llmc.compiler.formats.layout import SPREAD
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, i32, registers
@@ -85,15 +86,30 @@ class _Block:
         code: Any = i32(0)
         shift, start = 0, 0
         for bits in format.planes:
-            word = self.table[tile, first + start + T.floormod(group, bits) * TILE]
-            byte = T.shift_right(word, position * 8 + T.floordiv(group, bits) * bits)
-            piece = T.bitwise_and(byte, i32((1 << bits) - 1))
+            piece = self._piece(tile, first + start, group, position, bits)
             code = T.bitwise_or(code, T.shift_left(piece, i32(shift)))
             shift, start = shift + bits, start + bits * TILE
         if self.values is None:
             return code
         second = T.floormod(T.floordiv(in_unit, 4), 2) if format.pair else i32(0)
         return T.bitwise_and(T.shift_right(self.values[code], second * 16), i32(0xFF))
+
+    def _piece(self, tile: Any, first: Any, group: Any, position: Any, bits: int) -> Any:
+        """A plane's bits of one code."""
+
+        def part(register: Any, at: Any, count: int) -> Any:
+            byte = T.shift_right(self.table[tile, first + register * TILE], position * 8 + at)
+            return T.bitwise_and(byte, i32((1 << count) - 1))
+
+        if bits not in SPREAD:
+            return part(T.floormod(group, bits), T.floordiv(group, bits) * bits, bits)
+        own, spread = part(T.floormod(group, bits), 0, bits), SPREAD[bits]
+        extra: Any = i32(0)
+        for i in range(spread):
+            # The remainder keeps the index inside the record for every group: both sides of a Select are read.
+            piece = part(T.floormod(group * spread, bits) + i, bits, 8 - bits)
+            extra = T.bitwise_or(extra, T.shift_left(piece, i32(i * (8 - bits))))
+        return T.Select(group < bits, own, extra)
 
     def _scale(self, tile: Any, lane: Any, at: Any, record: Any, inside: Any) -> tuple[Any, Any]:
         format = self.format

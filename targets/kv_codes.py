@@ -19,6 +19,7 @@ from llmc.targets.vector import (
     butterfly,
     f32,
     fma,
+    held,
     i32,
     lanes,
     reduce_max,
@@ -31,13 +32,6 @@ from llmc.targets.vector import (
 )
 
 LINE = 64  # bytes of a cache line
-
-
-def _held(x: Any, dtype: str = "float32") -> Any:
-    """A vector computed here, once, to be read several times."""
-    out = registers((LANES,), dtype)
-    T.buffer_store(out, x, [lanes(0)])
-    return out[lanes(0)]
 
 
 def _within(x: Any, low: float, high: float) -> Any:
@@ -159,7 +153,7 @@ class Q8Pages(_CodePages):
             self._fetch(following, group, step, self.size // together)
             for one in range(together):
                 d = step * together + one
-                key = _held(self._value(page, 0, group, TABLE + d * PAGE))
+                key = held(self._value(page, 0, group, TABLE + d * PAGE))
                 for h in range(count):
                     total = fma(splat(queries(h, d)), key, scores[lanes(h * LANES)])
                     T.buffer_store(scores, total, [lanes(h * LANES)])
@@ -177,7 +171,7 @@ class Q8Pages(_CodePages):
             for h in range(count):
                 T.buffer_store(part, acc[h, lanes(step * LANES)] * splat(fade[h]), [lanes(h * LANES)])
             for token in range(PAGE):
-                value = _held(self._value(page, 1, group, TABLE + token * self.width + step * LANES))
+                value = held(self._value(page, 1, group, TABLE + token * self.width + step * LANES))
                 for h in range(count):
                     total = fma(splat(scaled[h * LANES + token]), value, part[lanes(h * LANES)])
                     T.buffer_store(part, total, [lanes(h * LANES)])
@@ -303,7 +297,7 @@ class Q4Pages(_CodePages):
             T.buffer_store(scores, splat(sums[h] * f32(-31.5)), [lanes(h * LANES)])
         with T.serial(0, self.width // 8) as unit:
             self._fetch(following, group, unit, self.width // 8)
-            rows = [_held(self._wide(page, 0, group, TABLE + (unit * 6 + row) * PAGE), "int32") for row in range(6)]
+            rows = [held(self._wide(page, 0, group, TABLE + (unit * 6 + row) * PAGE), "int32") for row in range(6)]
             for e in range(8):
                 pair, top = rows[e // 4 * 3 + e % 4 // 2], rows[e // 4 * 3 + 2]
                 four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
@@ -311,7 +305,7 @@ class Q4Pages(_CodePages):
                 if shift:
                     top = (T.shift_left if shift > 0 else T.shift_right)(top, splat(i32(abs(shift))))
                 six = T.bitwise_or(four, T.bitwise_and(top, splat(i32(48))))
-                key = _held(T.cast(six, "float32x16"))
+                key = held(T.cast(six, "float32x16"))
                 for h in range(count):
                     total = fma(splat(q[h * self.width + unit * 8 + e]), key, scores[lanes(h * LANES)])
                     T.buffer_store(scores, total, [lanes(h * LANES)])
@@ -372,12 +366,12 @@ class Q4Pages(_CodePages):
     def _four_bits(self, page: Any, head: Any, at: Any, half: int) -> list[Any]:
         """float32x16 vectors of the codes in `half` bytes, low halves first."""
         if half == LANES:
-            raw = _held(self._wide(page, 1, head, at), "int32")
+            raw = held(self._wide(page, 1, head, at), "int32")
             parts = T.bitwise_and(raw, splat(i32(15))), T.shift_right(raw, splat(i32(4)))
-            return [_held(T.cast(part, "float32x16")) for part in parts]
+            return [held(T.cast(part, "float32x16")) for part in parts]
         eight = T.cast(self.buffer[page, 0, head, T.ramp(self.starts[1] + at, 1, 8)], "int32x8")
         low, high = T.bitwise_and(eight, T.broadcast(i32(15), 8)), T.shift_right(eight, T.broadcast(i32(4), 8))
-        return [_held(T.cast(tirx.Shuffle([low, high], [i32(i) for i in range(LANES)]), "float32x16"))]
+        return [held(T.cast(tirx.Shuffle([low, high], [i32(i) for i in range(LANES)]), "float32x16"))]
 
     def _wide(self, page: Any, side: int, head: Any, at: Any) -> Any:
         return T.cast(self._bytes(page, side, head, at), "int32x16")

@@ -47,6 +47,13 @@ def registers(shape: tuple[int, ...], dtype: str) -> Any:
     return T.alloc_local(shape, dtype, annotations={"disable_lower_builtin": True})
 
 
+def held(x: Any, dtype: str = "float32") -> Any:
+    """Sixteen lanes computed here, once, to be read several times."""
+    out = registers((LANES,), dtype)
+    T.buffer_store(out, x, [lanes(0)])
+    return out[lanes(0)]
+
+
 def prefetch(pointer: Any) -> None:
     """Ask for the cache line of an address; never faults."""
     T.evaluate(T.call_llvm_intrin("llvm.prefetch", pointer, i32(0), i32(3), i32(1), dtype="void"))
@@ -133,12 +140,19 @@ def _dot4_avx2(target: Target, acc: Any, weights: Any, activations: Any, wide: b
     return joined(*(s + dot(w) for s, w in zip(sums, halves(weights, "int32x8"), strict=True)))
 
 
+def permutes_bytes(target: Target) -> bool:
+    """Whether one instruction looks 64 bytes up in a table."""
+    return target.has("avx512vbmi") and target.has("avx512bw")
+
+
 def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
-    """Each byte of codes (int32x16 words) replaced by table[byte]; the table has at most 128 entries."""
-    full = np.zeros(128, np.uint8)
-    full[: len(table)] = table
+    """Each byte of codes (int32x16 words) replaced by table[byte]; the table has at most 128 entries.
+
+    Where `permutes_bytes`, bits of a byte above those the table needs, four at least, do not matter.
+    """
     size = next(size for size in (16, 32, 64, 128) if len(table) <= size)
-    if target.has("avx512vbmi") and target.has("avx512bw"):
+    full = np.tile(np.pad(table, (0, size - len(table))), 128 // size)
+    if permutes_bytes(target):
         return _lookup_vbmi(full, size, codes)
     if target.has("avx2"):
         return joined(*(_lookup_avx2(full, size, half) for half in halves(codes, "int8x32")))

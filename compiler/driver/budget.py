@@ -21,6 +21,7 @@ from llmc.compiler.driver.recipe import Recipe
 from llmc.compiler.driver.sources import Gram, ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
+from llmc.compiler.spec import weight_count
 from llmc.passes.matrices import Matrix
 from llmc.passes.quantize.allocate import Choice, allocate
 
@@ -57,7 +58,7 @@ def choose_formats(probe: Probe, model: Any, choices: list[list[Choice]], budget
     picked = allocate(choices, budget.bytes - fixed)
     if picked is None:
         least = fixed + sum(min(choice.bytes for choice in each) for each in choices)
-        weights = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
+        weights = weight_count(model.spec)
         raise LlmcError(
             f"{budget.said} cannot be met: the smallest recipe is {least / 1e6:.1f} MB, {8 * least / weights:.2f} bits "
             "per weight; ask for at least that"

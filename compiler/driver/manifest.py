@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from llmc.compiler.driver.recipe import VOCABULARY, Recipe, describe
 from llmc.compiler.evaluate import StoredWeight
 from llmc.compiler.kv_pages import PAGE, page_shape
-from llmc.compiler.spec import ModelSpec, tensor_shapes, to_dict
+from llmc.compiler.spec import ModelSpec, to_dict, weight_count
 
 
 def describe_model(
@@ -22,7 +21,7 @@ def describe_model(
     spec: ModelSpec = model.spec
     kv_heads, head_dim = spec.attention.kv_heads, spec.attention.head_dim
     body = [name for name in recipe if name not in VOCABULARY]
-    source_weights = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    source_weights = weight_count(spec)
     return {
         "name": spec.name,
         "spec": to_dict(spec),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.driver.recipe import Recipe, keep, read_recipe, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.spec import weight_count
 from llmc.targets.target import Target, cpu_flags
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Plan:
 
 def make_plan(request: Request, model: Any, report: Progress) -> Plan:
     """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
-    budget = request.budget(sum(math.prod(tensor.shape) for tensor in model.tensors.values()))
+    budget = request.budget(weight_count(model.spec))
     recipe = {} if budget else _given(request, model)
     if not request.measures:
         return Plan(recipe, ModelSources(model), None, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,7 @@ from typing import Any
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED, BlockFormat
 from llmc.compiler.spec import ModelSpec, tensor_shapes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from llmc.compiler.text_file import parse_toml, read_text
 
 Recipe = dict[str, str]  # our name of a matrix -> its format
 FALLBACK = "q8"  # of floats when nothing is asked for: within rounding of the source
@@ -52,17 +47,7 @@ def read_recipe(path: Path, model: Any) -> Recipe:
 
     `default` is for matrices that `[formats]` does not list. A kept format is refused where the checkpoint has another.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "not UTF-8 text"
-        raise LlmcError(f"{path}: cannot read the recipe: {reason}") from error
-    if len(text) > RECIPE_LIMIT:
-        raise LlmcError(f"{path}: {len(text)} characters, wanted at most {RECIPE_LIMIT}")
-    try:
-        plain = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise LlmcError(f"{path}: not TOML: {error or 'nested too deep'}") from None
+    plain = parse_toml(read_text(path, "the recipe"), str(path), RECIPE_LIMIT)
     listed, default = plain.pop("formats", {}), plain.pop("default", None)
     names = matrix_names(model.spec)
     faults = [f"unknown key {key!r}" for key in plain]
@@ -72,22 +57,20 @@ def read_recipe(path: Path, model: Any) -> Recipe:
     missing = [name for name in names if name not in listed]
     if missing and default is None:
         faults.append(f"no default, and no format for {_some(missing)}")
-    recipe = {name: listed.get(name, default) for name in names}
-    faults += _format_faults(recipe, model)
+    asked = {name: listed.get(name, default) for name in names}
+    faults += _format_faults(asked, model)
     if faults:
         raise LlmcError(f"{path}: " + "; ".join(faults))
-    return recipe
+    return {name: model.tensors[name].kept if format == "keep" else format for name, format in asked.items()}
 
 
-def _format_faults(recipe: dict[str, Any], model: Any) -> list[str]:
+def _format_faults(asked: dict[str, Any], model: Any) -> list[str]:
     known = [*OFFERED, "keep"]
     faults = []
-    for name, format in recipe.items():
+    for name, format in asked.items():
         kept = model.tensors[name].kept
         if format == "keep" and kept is None:
             faults.append(f"{name} cannot be kept: the checkpoint stores {model.tensors[name].stored}")
-        elif format == "keep":
-            recipe[name] = kept
         elif format is not None and format not in known and format != kept:
             faults.append(f"{name} = {format!r}, llmc knows: {', '.join(known)}")
     return faults

@@ -13,6 +13,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED
 from llmc.compiler.kv_pages import KINDS
 from llmc.compiler.spec import ModelSpec, from_toml
+from llmc.compiler.text_file import read_text
 
 KV_DTYPES = ("auto", *KINDS)
 ACTIVATIONS = ("auto", "i8", "f32")
@@ -75,11 +76,8 @@ def check_request(request: Request) -> targets.Target:
 
 def read_spec(path: Path) -> ModelSpec:
     """The spec in a TOML file."""
+    text = read_text(path, "the spec")
     try:
-        return from_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LlmcError(f"{path}: cannot read the spec: {(error.strerror or str(error)).lower()}") from error
-    except UnicodeDecodeError as error:
-        raise LlmcError(f"{path}: cannot read the spec: not UTF-8 text") from error
+        return from_toml(text)
     except LlmcError as error:
         raise LlmcError(f"{path}: {error}") from error

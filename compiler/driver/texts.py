@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.text_file import read_text
 from llmc.runtime.tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 256  # of our own sample, for what is measured when no text is given
@@ -23,11 +24,7 @@ def sample_window(model: Any) -> list[int]:
 
 def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:
     """Windows of a text file, chosen by the seed. Raises LlmcError for a text that is no text or too short."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "not UTF-8 text"
-        raise LlmcError(f"{path}: cannot read the calibration text: {reason}") from error
+    text = read_text(path, "the calibration text")
     size = min(CALIBRATION_WINDOW, model.spec.sizes.context)
     ids = _ids(model, text)
     count = len(ids) // size

@@ -46,7 +46,7 @@ class Quantized:
 class BlockFormat:
     """One way to store a matrix in blocks.
 
-    `planes`: a code's bits in pieces, low first, each 1, 2, 4 or 8 bits, so that no code straddles a byte.
+    `planes`: a code's bits in pieces, low first, each 1, 2, 4, 6, 7 or 8 bits (layout.py says where they stand).
     `values`: what a code stands for, uint8 (entries,) or (entries, 2) for pairs; None: the code itself.
     `offset`: "minimum" (stored), "zero" (stored, times -scale) or a whole number (times -scale).
     """

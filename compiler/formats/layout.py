@@ -4,8 +4,9 @@ A tile is [head][record][record]... The head holds, for the "row" kind of scales
 the sub-scales as [block][row] bytes, padded to 64 bytes. A record is [codes][tables], padded to 64 bytes.
 
 Codes stand in units of 8 groups; a group is 4 codes of each of 16 rows, 64 bytes when a code is a byte: one vector
-register, one u8 x s8 dot of four columns for 16 rows. A plane of b bits of a unit is b registers: register r holds
-group r + j * b in its bits j * b and up.
+register, one u8 x s8 dot of four columns for 16 rows. A plane of b bits of a unit is b registers. For b = 1, 2, 4 and 8
+register r holds group r + j * b in its bits j * b and up. For b = 6 and 7 register r holds group r in its low b bits;
+the 8 - b bits above are a piece of a later group: b / (8 - b) registers hold one such group, its lowest bits first.
 
 Tables of a record: "f16": scales as [block][row] float16, then minima or zeros likewise. "super": sub_scale as
 [block][row] bytes, sub_minimum likewise (with 4-bit subs one byte has both, the scale low), 16 scales as float16,
@@ -20,6 +21,22 @@ from llmc.compiler.formats.block import U8, BlockFormat, Quantized
 from llmc.compiler.formats.plain import TILE, Array, ceil_to, tiles
 
 GROUPS = 8  # of a unit
+SPREAD = {6: 3, 7: 7}  # bits of a plane -> registers that hold a group beyond the first ones
+
+
+def places(bits: int) -> list[list[tuple[int, int, int]]]:
+    """For each group, where a plane of `bits` keeps it: (register, first bit there, how many bits), low bits first.
+
+    >>> places(4)[5]
+    [(1, 4, 4)]
+    >>> places(6)[7]
+    [(3, 6, 2), (4, 6, 2), (5, 6, 2)]
+    """
+    if bits not in SPREAD:
+        return [[(group % bits, group // bits * bits, bits)] for group in range(GROUPS)]
+    spread, above = SPREAD[bits], 8 - bits
+    own = [[(group, 0, bits)] for group in range(bits)]
+    return own + [[(extra * spread + i, bits, above) for i in range(spread)] for extra in range(GROUPS - bits)]
 
 
 def encode(format: BlockFormat, quantized: Quantized, rows: int, columns: int) -> Array:
@@ -67,29 +84,33 @@ def _planes(format: BlockFormat, codes: Array) -> U8:
     grouped = codes.reshape(-1, TILE, codes.shape[1] // (4 * GROUPS), GROUPS, 4).transpose(0, 2, 3, 1, 4)
     parts, shift = [], 0
     for bits in format.planes:
-        piece = (grouped >> np.uint8(shift)) & np.uint8((1 << bits) - 1)
-        by_place = piece.reshape(*piece.shape[:2], GROUPS // bits, bits, TILE, 4)
-        plane = np.zeros((*piece.shape[:2], bits, TILE, 4), np.uint8)
-        for place in range(GROUPS // bits):
-            plane |= by_place[:, :, place] << np.uint8(place * bits)
-        parts.append(plane.reshape(*piece.shape[:2], -1))
+        plane = np.zeros((*grouped.shape[:2], bits, TILE, 4), np.uint8)
+        for group, pieces in enumerate(places(bits)):
+            low = shift
+            for register, at, count in pieces:
+                piece = (grouped[:, :, group] >> np.uint8(low)) & np.uint8((1 << count) - 1)
+                plane[:, :, register] |= piece << np.uint8(at)
+                low += count
+        parts.append(plane.reshape(*plane.shape[:2], -1))
         shift += bits
     return np.concatenate(parts, axis=2)
 
 
 def _codes(format: BlockFormat, raw: U8) -> U8:
     """The inverse of `_planes`: (T, records, bytes) -> (T * 16, codes)."""
-    count = raw.shape[0]
-    units = raw.reshape(count, -1, sum(format.planes) * 4 * TILE)
+    units = raw.reshape(raw.shape[0], -1, sum(format.planes) * 4 * TILE)
     out = np.zeros((*units.shape[:2], GROUPS, TILE, 4), np.uint8)
     shift, start = 0, 0
     for bits in format.planes:
         plane = units[:, :, start : start + bits * 4 * TILE].reshape(*units.shape[:2], bits, TILE, 4)
-        for place in range(GROUPS // bits):
-            piece = (plane >> np.uint8(place * bits)) & np.uint8((1 << bits) - 1)
-            out[:, :, place * bits : (place + 1) * bits] |= piece << np.uint8(shift)
+        for group, pieces in enumerate(places(bits)):
+            low = shift
+            for register, at, count in pieces:
+                piece = (plane[:, :, register] >> np.uint8(at)) & np.uint8((1 << count) - 1)
+                out[:, :, group] |= piece << np.uint8(low)
+                low += count
         shift, start = shift + bits, start + bits * 4 * TILE
-    return out.transpose(0, 3, 1, 2, 4).reshape(count * TILE, -1)
+    return out.transpose(0, 3, 1, 2, 4).reshape(raw.shape[0] * TILE, -1)
 
 
 def _by_block(table: Array, rows: int, blocks: int, per_record: int) -> U8:

@@ -19,11 +19,11 @@ _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 _SEED = (
     BlockFormat("q8", (8,), 32, "f16", 128, absmax),
     BlockFormat("q8_b32", (8,), 32, "f16", "minimum", minmax),
-    BlockFormat("q6", (4, 2), 64, "f16", "minimum", minmax),
+    BlockFormat("q6", (6,), 64, "f16", "minimum", minmax),
     BlockFormat("q5", (4, 1), 64, "f16", "minimum", minmax),
     BlockFormat("q4", (4,), 32, "f16", "minimum", minmax),
     BlockFormat("q4_b64", (4,), 64, "f16", "minimum", minmax),
-    BlockFormat("q3h", (4, 2, 1), 64, "f16", "minimum", minmax, pair=True, values=pair_grid()),
+    BlockFormat("q3h", (7,), 64, "f16", "minimum", minmax, pair=True, values=pair_grid()),
     BlockFormat("q3", (2, 1), 32, "f16", "minimum", minmax),
     BlockFormat("q2", (2,), 32, "f16", "minimum", minmax),
 )
@@ -32,11 +32,11 @@ _SEED = (
 _OURS = tuple(
     BlockFormat(name, planes, 32, "row", 64, search, pair=pair, values=CODEBOOKS[name])
     for name, planes, pair in (
-        ("c6", (4, 2), False),
+        ("c6", (6,), False),
         ("c5", (4, 1), False),
         ("c4", (4,), False),
-        ("c3h", (4, 2, 1), True),
-        ("c3", (4, 2), True),
+        ("c3h", (7,), True),
+        ("c3", (6,), True),
         ("c2h", (4, 1), True),
         ("c2", (4,), True),
     )
@@ -53,7 +53,7 @@ _KEPT = (
     BlockFormat("q3_k", (2, 1), 16, "super", 4, None, columns=256),
     BlockFormat("q4_k", (4,), 32, "super", "minimum", None, columns=256),
     BlockFormat("q5_k", (4, 1), 32, "super", "minimum", None, columns=256),
-    BlockFormat("q6_k", (4, 2), 16, "super", 32, None, columns=256),
+    BlockFormat("q6_k", (6,), 16, "super", 32, None, columns=256),
     BlockFormat("int4_b32", (4,), 32, "f16", "zero", None),
     BlockFormat("int4_b64", (4,), 64, "f16", "zero", None),
 )

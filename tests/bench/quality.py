@@ -185,7 +185,8 @@ def table(title: str, found: list[dict[str, Any]]) -> Table:
     for row in sorted(found, key=lambda row: -row["bits_per_weight"]):
         out.add_row(
             label(row), f"{row['bits_per_weight']:.2f}", f"{row['bytes'] / 1e6:.1f}", f"{row['perplexity']:.3f}",
-            f"{row['kl']:.4f}", f"{row['top1_agreement']:.1%}", f"{row.get('decode_tokens_per_s', 0):.0f}",
+            f"{row['kl']:.4f}", f"{row['top1_agreement']:.1%}",
+            f"{speed:.0f}" if (speed := row.get("decode_tokens_per_s")) else "",
         )  # fmt: skip
     return out
 

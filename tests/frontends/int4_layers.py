@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from folders import edit
 from safetensors.numpy import load_file, save_file
 
 Arrays = dict[str, Any]
@@ -124,7 +124,7 @@ def quantize_folder(source: Path, target: Path, kind: str, group: int) -> Path:
         quantized |= {f"{stem}.{part}": array for part, array in PACKINGS[kind][1](layer).items()}
     save_file(quantized, target / "model.safetensors")
     save_file(tensors, twin / "model.safetensors", {"format": "pt"})
-    edit(target, quantization_config=config_of(kind, group))
+    edit(target / "config.json", quantization_config=config_of(kind, group))
     return target
 
 
@@ -142,9 +142,3 @@ def nearest(weight: np.ndarray, group: int, zeros: tuple[int, int]) -> Layer:
         zero = np.clip(np.rint(-low / scales), *zeros).astype(np.int64)
     codes = np.clip(np.rint(blocks / scales[..., None].astype(np.float32)) + zero[..., None], 0, 15)
     return Layer(codes.reshape(rows, columns).astype(np.int64), zero, scales, group)
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    table = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in table.items() if value is not ...}))

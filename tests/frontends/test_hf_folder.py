@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, processors
 
-from llmc.compiler.errors import LlmcError, SourceError
+from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import Window, from_toml, to_toml
 from llmc.frontends.source import open_model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from folders import edit, refusal, resave
 
 Tiny = Callable[..., Path]
 
@@ -29,21 +33,6 @@ def folder(tiny_llama: Tiny, tmp_path: Path) -> Path:
 @pytest.fixture
 def sharded(tiny_llama: Tiny, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_llama(shards=3), tmp_path / "sharded"))
-
-
-def edit(path: Path, **changes: Any) -> None:
-    """Sets keys of a JSON file; `...` removes one."""
-    table = json.loads(path.read_text()) if path.exists() else {}
-    table = {k: v for k, v in (table | changes).items() if v is not ...}
-    path.write_text(json.dumps(table))
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(LlmcError) as caught:
-        open_model(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize(
@@ -277,13 +266,6 @@ def test_a_given_spec_replaces_config(folder: Path) -> None:
     edit(folder / "config.json", model_type="nosuch")
     with open_model(folder, spec) as source:
         assert source.spec == spec
-
-
-def resave(folder: Path, **changes: Any) -> None:
-    path = folder / "model.safetensors"
-    tensors = {k: v for k, v in ({**load_file(path)} | changes).items() if v is not ...}
-    path.unlink()
-    save_file(tensors, path)
 
 
 def test_tensors_that_do_not_fit(folder: Path) -> None:

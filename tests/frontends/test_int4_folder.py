@@ -13,33 +13,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmc.compiler.errors import LlmcError, SourceError
+from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, encode
 from llmc.frontends.hf_quantization import Packing, packing_of
 from llmc.frontends.source import open_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
-from int4_layers import config_of, edit, quantize_folder
+from folders import edit, refusal, resave
+from int4_layers import config_of, quantize_folder
 from reference import logits, saved_reference
 
 Q = "model.layers.0.self_attn.q_proj"
-
-
-def resave(folder: Path, **changes: Any) -> None:
-    """Sets tensors of the file; `...` removes one."""
-    path = folder / "model.safetensors"
-    tensors = {k: v for k, v in ({**load_file(path)} | changes).items() if v is not ...}
-    path.unlink()
-    save_file(tensors, path)
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(LlmcError) as caught:
-        open_model(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +128,10 @@ def test_a_given_spec(gptq: Path) -> None:
     with open_model(gptq) as source:
         spec = source.spec
         expected = source.tensors["layers.0.q"].read()
-    edit(gptq, model_type="nosuch")
+    edit(gptq / "config.json", model_type="nosuch")
     with open_model(gptq, spec) as source:
         np.testing.assert_array_equal(source.tensors["layers.0.q"].read(), expected)
-    edit(gptq, quantization_config={"quant_method": "hqq"})
+    edit(gptq / "config.json", quantization_config={"quant_method": "hqq"})
     with pytest.raises(SourceError, match="quant_method is 'hqq', llmc keeps: awq, gptq"):
         open_model(gptq, spec)
 
@@ -187,7 +172,7 @@ BAD_CONFIG: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("case", BAD_CONFIG)
 def test_bad_config(awq: Path, case: str) -> None:
     table, messages = BAD_CONFIG[case]
-    edit(awq, quantization_config=table, hidden_size=0)
+    edit(awq / "config.json", quantization_config=table, hidden_size=0)
     message = refusal(awq)
     assert message.startswith("config.json: hidden_size = 0")  # the other faults are told with it
     for wanted in messages:
@@ -203,11 +188,11 @@ def test_either_name_of_the_format(key: str) -> None:
 
 
 def test_config_and_tensors_disagree(awq: Path, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
-    edit(awq, quantization_config=...)
+    edit(awq / "config.json", quantization_config=...)
     assert f"{Q.replace('0', '{0-1}')}.qweight" in refusal(awq)
     assert "are quantized, but config.json has no quantization_config" in refusal(awq)
     plain = Path(shutil.copytree(tiny_llama(), tmp_path / "plain"))
-    edit(plain, quantization_config=AWQ)
+    edit(plain / "config.json", quantization_config=AWQ)
     assert "has quantization_config, but no tensor is called qweight" in refusal(plain)
 
 
@@ -246,11 +231,11 @@ def test_bad_parts(gptq: Path, case: str) -> None:
 
 
 def test_act_order_needs_its_order(gptq: Path) -> None:
-    edit(gptq, quantization_config=GPTQ | {"desc_act": True})
+    edit(gptq / "config.json", quantization_config=GPTQ | {"desc_act": True})
     open_model(gptq).close()
     resave(gptq, **{f"{Q}.g_idx": ...})
     assert f"{Q}.weight: missing g_idx" in refusal(gptq)
-    edit(gptq, quantization_config=GPTQ)
+    edit(gptq / "config.json", quantization_config=GPTQ)
     open_model(gptq).close()
 
 
@@ -260,5 +245,5 @@ def test_awq_has_no_order(awq: Path) -> None:
 
 
 def test_a_layer_of_another_shape(awq: Path) -> None:
-    edit(awq, hidden_size=64, head_dim=32)
+    edit(awq / "config.json", hidden_size=64, head_dim=32)
     assert "self_attn.q_proj.weight is [128, 128], wanted [128, 64]" in refusal(awq)
