@@ -29,7 +29,7 @@ from llmc.compiler.errors import LlmcError
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
 
-FORMAT = 1  # of the manifest; a reader refuses a newer one
+FORMAT = 2  # of the manifest; a reader refuses a newer one
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 ALIGN = 64  # bytes; kernels use aligned vector loads

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.compiler import meaning
+from llmc.compiler import meaning, ops_experts
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import BLOCK, FORMATS, GROUP, SUM_BLOCK, ceil_to
 
@@ -84,13 +84,32 @@ _TABLE = (
         "fusion of add and rms_norm",
     ),
     Op(
+        "layer_norm",
+        ("x", "weight", "bias"),
+        ("eps",),
+        _like_first,
+        meaning.layer_norm,
+        "(x (M, C) - mean(x)) / sqrt(var(x) + eps) * weight (C,) + bias (C,) -> (M, C)",
+        "https://arxiv.org/abs/1607.06450; torch.nn.LayerNorm",
+    ),
+    Op(
+        "add_layer_norm",
+        ("x", "residual", "weight", "bias"),
+        ("eps",),
+        lambda s, a: [(s[0], "float32"), (s[0], "float32")],
+        meaning.add_layer_norm,
+        "sum = x + residual; (sum, layer_norm(sum)) -> 2 x (M, C)",
+        "fusion of add and layer_norm",
+    ),
+    Op(
         "qk_norm",
         ("qkv", "q_weight", "k_weight"),
-        ("heads", "kv_heads", "head_dim", "eps"),
+        ("heads", "kv_heads", "head_dim", "eps", "kind", "span"),
         _like_first,
         meaning.qk_norm,
-        "rms_norm of each of the first H heads of qkv (M, (H + 2G) D) with q_weight (D,), of each of the next G with "
-        "k_weight (D,); the last G pass through -> (M, (H + 2G) D)",
+        "norms the first H heads of qkv (M, (H + 2G) D), and the next G; the last G pass -> (M, (H + 2G) D). Kind "
+        '"rms" is rms_norm, "layer" layer_norm without bias; span "head" norms each head by itself with weights (D,) '
+        'that heads share, "heads" with weights (H D,) and (G D,), "all" norms the H heads as one row, and the G',
         "https://arxiv.org/abs/2302.05442 section 2, with the norm of https://arxiv.org/abs/1910.07467",
     ),
     Op(
@@ -101,6 +120,24 @@ _TABLE = (
         meaning.scale,
         "x (M, C) * factor -> (M, C)",
         "numpy.multiply; https://arxiv.org/abs/1706.03762 section 3.4 scales embeddings so",
+    ),
+    Op(
+        "clip",
+        ("x",),
+        ("bound",),
+        _like_first,
+        meaning.clip,
+        "x (M, C) bounded to -bound..bound -> (M, C)",
+        "numpy.clip",
+    ),
+    Op(
+        "soft_cap",
+        ("x",),
+        ("cap",),
+        _like_first,
+        meaning.soft_cap,
+        "cap * tanh(x (M, C) / cap) -> (M, C)",
+        "https://arxiv.org/abs/2408.00118 section 2, logit soft-capping",
     ),
     Op(
         "linear",
@@ -114,11 +151,11 @@ _TABLE = (
     Op(
         "rope_table",
         ("positions", "frequencies"),
-        (),
+        ("magnitude",),
         lambda s, a: [((s[0][0], 2 * s[1][0]), "float32")],
         meaning.rope_table,
-        "cosines then sines of positions (M,) x frequencies (D/2,) -> (M, D)",
-        "https://arxiv.org/abs/2104.09864 Eq. 34",
+        "cosines then sines of positions (M,) x frequencies (R/2,), times magnitude -> (M, R)",
+        "https://arxiv.org/abs/2104.09864 Eq. 34; magnitude https://arxiv.org/abs/2309.00071 section 3.4",
     ),
     Op(
         "rope",
@@ -126,20 +163,33 @@ _TABLE = (
         ("rotated_heads", "head_dim", "layout"),
         _like_first,
         meaning.rope,
-        'rotates the first heads of x (M, heads * D) by table (M, D); layout "half" pairs (i, i + D/2), '
-        '"interleaved" pairs (2i, 2i + 1)',
+        'rotates the first R numbers of the first heads of x (M, heads * D) by table (M, R), R <= D; layout "half" '
+        'pairs (i, i + R/2), "interleaved" pairs (2i, 2i + 1)',
         "https://arxiv.org/abs/2104.09864 Eq. 34; GPT-NeoX and GPT-J layouts",
     ),
     Op(
         "attention",
         ("qkv", "kv", "seqs", "slots", "page_indptr", "page_ids"),
-        ("heads", "kv_heads", "head_dim", "scale", "window", "kv_dtype"),
+        ("heads", "kv_heads", "head_dim", "scale", "window", "kv_dtype", "soft_cap", "bias", "causal"),
         lambda s, a: [((s[0][0], int(a["heads"]) * int(a["head_dim"])), "float32")],
         meaning.attention,
         "writes K and V of qkv (M, (H + 2G) D) into kv (pages, *page_shape; see compiler/kv_pages.py), in place, then "
-        "row i attends to slots 0..slots[i] of its sequence, the last `window` of them if it is not 0 -> (M, H D). "
+        "row i attends to slots 0..slots[i] of its sequence -> (M, H D), where causal is 0 to those of its sequence's "
+        "later rows of this step too; if `window` is not 0, to those less than so many away. "
+        'Scores are scale * q.k, c tanh(that / c) if soft_cap c is not 0, and with bias "alibi" (else "none") less the '
+        "distance in slots times the head's slope. "
         "The one op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
-        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150",
+        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150; soft_cap "
+        "arXiv 2408.00118; alibi https://arxiv.org/abs/2108.12409",
+    ),
+    Op(
+        "activate",
+        ("x",),
+        ("activation",),
+        _like_first,
+        meaning.activate,
+        "activation(x (M, F)) -> (M, F); meaning.ACTIVATIONS has the names",
+        "silu and gelu https://arxiv.org/abs/1606.08415; relu_squared https://arxiv.org/abs/2109.08668",
     ),
     Op(
         "gated",
@@ -147,7 +197,7 @@ _TABLE = (
         ("activation",),
         lambda s, a: [((s[0][0], s[0][1] // 2), "float32")],
         meaning.gated,
-        "activation(first half) * second half of gate_up (M, 2F) -> (M, F)",
+        "activation(first half) * second half of gate_up (M, 2F) -> (M, F); activations as for activate",
         "https://arxiv.org/abs/2002.05202 SwiGLU, GEGLU",
     ),
     Op(
@@ -233,7 +283,7 @@ _TABLE = (
     ),
 )
 
-OPS: dict[str, Op] = {op.name: op for op in _TABLE}
+OPS: dict[str, Op] = {op.name: op for op in (*_TABLE, *(Op(*row) for row in ops_experts.rows()))}
 
 
 def emit(builder: Any, name: str, *tensors: Any, **attrs: Attr) -> Any:

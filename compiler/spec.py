@@ -16,7 +16,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmc.compiler.errors import SpecError
+from llmc.compiler.spec_blocks import (
+    CHOICES,
+    LIMITS,
+    SWITCHES,
+    Attention,
+    Embedding,
+    Experts,
+    Head,
+    Mlp,
+    Norm,
+    Pooling,
+    Position,
+    Scaling,
+    Sizes,
+    Tokens,
+    Window,
+    Wiring,
+)
 from llmc.compiler.spec_fields import clip, near, read_dataclass, write_toml
+from llmc.compiler.spec_sources import source_faults
 from llmc.compiler.spec_tensors import expand, required_tensors, tensor_shapes, weight_count
 from llmc.compiler.text_file import parse_toml
 
@@ -25,14 +44,18 @@ __all__ = [
     "LIMITS",
     "Attention",
     "Embedding",
+    "Experts",
     "Head",
     "Mlp",
     "ModelSpec",
     "Norm",
+    "Pooling",
     "Position",
+    "Scaling",
     "Sizes",
     "Tokens",
     "Window",
+    "Wiring",
     "example",
     "expand",
     "from_dict",
@@ -43,150 +66,10 @@ __all__ = [
     "weight_count",
 ]
 
-# What each number may be: far above any known model, far below what would exhaust memory before a
-# weight is read.
-LIMITS: dict[str, tuple[float, float]] = {
-    "sizes.vocab": (1, 1 << 24),
-    "sizes.hidden": (1, 1 << 18),
-    "sizes.layers": (1, 1 << 10),
-    "sizes.ffn": (1, 1 << 20),
-    "sizes.context": (1, 1 << 27),
-    "norm.eps": (1e-20, 1.0),
-    "attention.heads": (1, 1 << 12),
-    "attention.kv_heads": (1, 1 << 12),
-    "attention.head_dim": (2, 1 << 12),
-    "attention.scale": (1e-6, 1e3),
-    "position.theta": (1.0, 1e15),
-    "position.factor": (1.0, 1e6),
-    "embedding.scale": (1e-6, 1e6),
-    "window.size": (1, 1 << 27),
-    "window.theta": (1.0, 1e15),
-    "window.factor": (1.0, 1e6),
-}
-
-# The kinds each block can be; a new kind is a row here, a case in frontends/build.py and its op.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "norm.kind": ("rms",),
-    "norm.weight": ("plain", "plus_one"),
-    "norm.place": ("pre", "sandwich"),
-    "attention.kind": ("gqa",),
-    "attention.qk_norm": ("none", "head"),
-    "position.kind": ("rope",),
-    "position.layout": ("half", "interleaved"),
-    "mlp.kind": ("gated",),
-    "mlp.activation": ("silu", "gelu_tanh"),
-}
-
 NAME_LIMIT = 200  # characters in a model's name
 EOS_LIMIT = 64  # ids that end a text
 TOML_LIMIT = 1 << 20  # characters of a spec file
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of: vocabulary entries, model width, layers, MLP width, positions."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    ffn: int
-    context: int
-
-
-@dataclass(frozen=True)
-class Norm:
-    """`rms`: x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467).
-
-    `weight` "plus_one": the file stores the weight less one, in every norm; reading adds it. `place` "pre": attention
-    and MLP read a norm of the sum so far; "sandwich": what they give is normed too before it is added
-    (https://arxiv.org/abs/2105.13290).
-    """
-
-    kind: str
-    eps: float
-    weight: str = "plain"
-    place: str = "pre"
-
-
-@dataclass(frozen=True)
-class Attention:
-    """`gqa`: `heads` queries share `kv_heads` keys and values (https://arxiv.org/abs/2305.13245).
-
-    `scale` multiplies q.k before the softmax; `bias` is for q, k and v, `output_bias` for o. `qk_norm` "head": each
-    head of q and k passes a norm of its own (weights of head_dim) before rope (https://arxiv.org/abs/2302.05442).
-    """
-
-    kind: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    bias: bool = False
-    output_bias: bool = False
-    qk_norm: str = "none"
-
-
-@dataclass(frozen=True)
-class Position:
-    """`rope` with base `theta`, of positions divided by `factor` (https://arxiv.org/abs/2104.09864).
-
-    `half` rotates (x[i], x[i + head_dim/2]), `interleaved` rotates (x[2i], x[2i + 1]). A factor other than 1 is linear
-    scaling (https://arxiv.org/abs/2306.15595).
-    """
-
-    kind: str
-    theta: float
-    layout: str
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Window:
-    """Sliding-window attention (https://arxiv.org/abs/2004.05150) in some layers, with rope of their own.
-
-    In `layers` (indices from 0, ascending) a row sees the last `size` tokens, its own included; `theta` and `factor`
-    are for them what Position's are for the other layers.
-    """
-
-    size: int
-    layers: tuple[int, ...]
-    theta: float
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Mlp:
-    """`gated`: down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202).
-
-    `bias` is for all three.
-    """
-
-    kind: str
-    activation: str
-    bias: bool = False
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """`scale` multiplies what is looked up; a tied head reads the table as it is."""
-
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Head:
-    """`tied`: the embedding is also the output matrix, and there is no tensor "head"."""
-
-    tied: bool
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Ids with a meaning. `add_bos`: a text starts with `bos`. Any of `eos` ends the answer."""
-
-    bos: int | None
-    eos: tuple[int, ...]
-    add_bos: bool
+TILE = 16  # rows of a matrix that lie together in memory, of one expert
 
 
 @dataclass(frozen=True)
@@ -209,6 +92,10 @@ class ModelSpec:
     tensors: dict[str, str]
     embedding: Embedding = Embedding()
     window: Window | None = None  # none: every layer sees the whole text
+    scaling: Scaling | None = None
+    wiring: Wiring = Wiring()
+    pooling: Pooling | None = None
+    experts: Experts = Experts()
 
     def __post_init__(self) -> None:
         faults = [*_range_faults(self), *_choice_faults(self)]
@@ -234,11 +121,12 @@ def range_fault(path: str, value: Any, label: str | None = None) -> str | None:
     low, high = LIMITS[path]
     whole = isinstance(low, int)
     number = isinstance(value, int) if whole else isinstance(value, (int, float))
+    off = path in SWITCHES and value == 0
     # A NaN fails every comparison, so it is refused here too.
-    if number and not isinstance(value, bool) and low <= value <= high:
+    if number and not isinstance(value, bool) and (off or low <= value <= high):
         return None
     kind = "a whole number" if whole else "a number"
-    return f"{label or path} = {clip(value)}, wanted {kind} from {low} to {high}"
+    return f"{label or path} = {clip(value)}, wanted {kind} from {low} to {high}{', or 0' if path in SWITCHES else ''}"
 
 
 def _range_faults(spec: ModelSpec) -> list[str]:
@@ -249,7 +137,7 @@ def _choice_faults(spec: ModelSpec) -> list[str]:
     return [
         f"{path} = {clip(_value(spec, path))}, llmc knows: {', '.join(known)}"
         for path, known in CHOICES.items()
-        if _value(spec, path) not in known
+        if _has(spec, path) and _value(spec, path) not in known
     ]
 
 
@@ -258,22 +146,88 @@ def _relation_faults(spec: ModelSpec) -> list[str]:
     attention = spec.attention
     if attention.heads % attention.kv_heads:
         faults.append(f"attention.heads = {attention.heads} is no multiple of kv_heads = {attention.kv_heads}")
-    if attention.head_dim % 2:
-        faults.append(f"attention.head_dim = {attention.head_dim}, wanted an even number for rope")
-    layers = spec.window.layers if spec.window else (0,)
-    ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
-    if not layers or not ascending or layers[0] < 0 or layers[-1] >= spec.sizes.layers:
-        faults.append(
-            f"window.layers = {clip(layers)}, wanted indices from 0 to {spec.sizes.layers - 1}, ascending, at least one"
-        )
+    if spec.position.kind == "rope":
+        faults += _rope_faults(spec)
+    elif spec.scaling:
+        faults.append(f"scaling is for rope, but position.kind is {spec.position.kind}")
+    if spec.window and not spec.window.layers:
+        faults.append("window.layers has no layer; leave window out")
+    for path, layers in (
+        ("window.layers", spec.window.layers if spec.window else ()),
+        ("position.plain_layers", spec.position.plain_layers),
+        ("experts.layers", spec.experts.layers),
+    ):
+        ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
+        if layers and (not ascending or layers[0] < 0 or layers[-1] >= spec.sizes.layers):
+            faults.append(f"{path} = {clip(layers)}, wanted indices from 0 to {spec.sizes.layers - 1}, ascending")
+    faults += [*_head_faults(spec), *_expert_faults(spec)]
+    if spec.norm.weight == "none" and spec.norm.bias:
+        faults.append("norm.bias is true, but norm.weight is none")
+    if spec.wiring.order != "sequential" and spec.norm.place != "pre":
+        faults.append(f"wiring.order = {spec.wiring.order} needs norm.place = pre, got {spec.norm.place}")
     if not 1 <= len(spec.name) <= NAME_LIMIT or not spec.name.isprintable():
         faults.append(f"name = {clip(spec.name)}, wanted 1 to {NAME_LIMIT} printable characters")
+    return faults
+
+
+def _head_faults(spec: ModelSpec) -> list[str]:
+    head, pooling = spec.head, spec.pooling
+    faults = []
+    if (head.kind == "hidden") != (pooling is not None):
+        faults.append("head.kind = hidden and a table [pooling] go together")
+    if pooling and spec.attention.causal and pooling.kind != "last":
+        faults.append(f"pooling.kind = {pooling.kind} needs attention.causal = false")
+    if head.kind == "hidden" and (not head.tied or head.transform or head.bias):
+        faults.append("head.kind = hidden has no weights: wanted tied = true, transform and bias = false")
+    return faults
+
+
+def _expert_faults(spec: ModelSpec) -> list[str]:
+    experts = spec.experts
+    if not experts.count:
+        return [] if experts == Experts() else ["experts.count = 0 means no experts, but more of experts is given"]
+    faults = []
+    if not experts.layers:
+        faults.append("experts.layers has no layer; leave experts out")
+    if not 1 <= experts.used <= experts.count:
+        faults.append(f"experts.used = {experts.used}, wanted 1 to experts.count = {experts.count}")
+    for path, size in (("experts.ffn", experts.ffn), ("sizes.hidden", spec.sizes.hidden)):
+        if not size or size % TILE:
+            faults.append(f"{path} = {size}, wanted a multiple of {TILE} for experts")
+    if experts.count % experts.groups or experts.groups_used > experts.groups:
+        faults.append(
+            f"experts.groups = {experts.groups}, groups_used = {experts.groups_used}, wanted a divisor of "
+            f"experts.count = {experts.count}, and no more used than there are"
+        )
+    elif experts.used > experts.count // experts.groups * experts.groups_used:
+        faults.append(f"experts.used = {experts.used}, more than {experts.groups_used} groups have")
+    if spec.mlp.kind != "gated" or spec.mlp.bias:
+        faults.append("experts need mlp.kind = gated and mlp.bias = false")
+    if experts.shared_gate and not experts.shared_ffn:
+        faults.append("experts.shared_gate is true, but experts.shared_ffn is 0")
+    return faults
+
+
+def _rope_faults(spec: ModelSpec) -> list[str]:
+    rotated, size = spec.position.rotary_dim or spec.attention.head_dim, spec.attention.head_dim
+    faults = []
+    if rotated % 2 or rotated > size:
+        name = "position.rotary_dim" if spec.position.rotary_dim else "attention.head_dim"
+        faults.append(f"{name} = {rotated}, wanted an even number up to {size} for rope")
+    scaling = spec.scaling
+    if scaling and scaling.kind == "longrope":
+        for name, factors in (("short", scaling.short), ("long", scaling.long)):
+            if len(factors) != rotated // 2 or not all(0 < factor < math.inf for factor in factors):
+                faults.append(f"scaling.{name} = {clip(factors)}, wanted {rotated // 2} numbers above 0")
+    if scaling and scaling.kind != "longrope" and (scaling.short or scaling.long):
+        faults.append(f"scaling.short and scaling.long are for longrope, not for {scaling.kind}")
     return faults
 
 
 def _token_faults(spec: ModelSpec) -> list[str]:
     tokens, vocab = spec.tokens, spec.sizes.vocab
     ids = [("tokens.bos", tokens.bos)] if tokens.bos is not None else []
+    ids += [("tokens.end", tokens.end)] if tokens.end is not None else []
     ids += [("tokens.eos", token) for token in tokens.eos]
     faults = [
         f"{where} = {clip(token)}, wanted an id from 0 to {vocab - 1}"
@@ -296,27 +250,15 @@ def _tensor_faults(spec: ModelSpec) -> list[str]:
         faults.append(f"tensors lacks {', '.join(missing)}")
     if extra:
         faults.append("tensors has unused " + ", ".join(near(name, wanted) for name in extra))
-    faults += [
-        f"tensors: {clip(ours)} = {clip(theirs)}, wanted {{layer}} once on both sides or on neither"
-        for ours, theirs in spec.tensors.items()
-        if ours.count("{layer}") != theirs.count("{layer}")
-    ]
-    faults += [
-        f"tensors: {clip(ours)} = {clip(theirs)}, wanted printable characters"
-        for ours, theirs in spec.tensors.items()
-        if not theirs.isprintable()
-    ]
-    if len(set(spec.tensors.values())) != len(spec.tensors):
-        faults.append("tensors gives one name of the file to several of ours")
-    return faults
+    return faults + source_faults(spec.tensors)
 
 
 def to_dict(spec: ModelSpec) -> dict[str, Any]:
     """The spec as plain JSON values, the same for equal specs."""
     plain = asdict(spec)
-    plain["tokens"]["eos"] = list(spec.tokens.eos)
-    if spec.window:
-        plain["window"]["layers"] = list(spec.window.layers)
+    for table in plain.values():
+        if isinstance(table, dict):
+            table |= {key: list(value) for key, value in table.items() if isinstance(value, tuple)}
     return plain
 
 

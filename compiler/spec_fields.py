@@ -87,6 +87,10 @@ def _read_value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
             "a list of whole numbers",
             isinstance(value, list) and all(map(_is_int, value)),
         ),
+        tuple[float, ...]: (
+            "a list of numbers",
+            isinstance(value, list) and all(_is_int(v) or isinstance(v, float) for v in value),
+        ),
         dict[str, str]: (
             "a table of texts",
             isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),

@@ -6,21 +6,31 @@ Settings are "block.field" -> value; what a family of models fixes and what its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from llmc.compiler.spec import (
+from llmc.compiler.spec import ModelSpec, Tokens
+from llmc.compiler.spec_blocks import (
     Attention,
     Embedding,
+    Experts,
     Head,
     Mlp,
-    ModelSpec,
     Norm,
+    Pooling,
     Position,
+    Scaling,
     Sizes,
-    Tokens,
     Window,
+    Wiring,
 )
-from llmc.compiler.spec_tensors import names_wanted
+from llmc.compiler.spec_tensors import required_tensors
+
+_BLOCKS: dict[str, Any] = {
+    "sizes": Sizes, "norm": Norm, "attention": Attention, "position": Position, "mlp": Mlp, "wiring": Wiring,
+    "embedding": Embedding, "head": Head, "experts": Experts,
+}  # fmt: skip
+_OPTIONAL: dict[str, Any] = {"window": Window, "scaling": Scaling, "pooling": Pooling}
 
 # The kinds that every model llmc reads so far has.
 KINDS = {"norm.kind": "rms", "attention.kind": "gqa", "position.kind": "rope", "mlp.kind": "gated"}
@@ -36,21 +46,8 @@ def assemble(name: str, settings: Mapping[str, Any], tokens: Tokens, tensors: Ma
     def block(prefix: str) -> dict[str, Any]:
         return {path[len(prefix) + 1 :]: value for path, value in settings.items() if path.startswith(f"{prefix}.")}
 
-    norm, attention, mlp, head = (
-        Norm(**block("norm")), Attention(**block("attention")), Mlp(**block("mlp")), Head(**block("head")),
-    )  # fmt: skip
-    made = {"norm": norm, "attention": attention, "mlp": mlp, "head": head}
-    wanted = names_wanted(lambda path: getattr(made[path.split(".")[0]], path.split(".")[1]))
-    return ModelSpec(
-        name=name,
-        sizes=Sizes(**block("sizes")),
-        norm=norm,
-        attention=attention,
-        position=Position(**block("position")),
-        mlp=mlp,
-        head=head,
-        tokens=tokens,
-        tensors={ours: tensors[ours] for ours in wanted if ours in tensors},
-        embedding=Embedding(**block("embedding")),
-        window=Window(**block("window")) if block("window") else None,
-    )
+    blocks = {name: kind(**block(name)) for name, kind in _BLOCKS.items()}
+    optional = {name: kind(**block(name)) for name, kind in _OPTIONAL.items() if block(name)}
+    wanted = required_tensors(SimpleNamespace(**blocks))
+    named = {ours: tensors[ours] for ours in wanted if ours in tensors}
+    return ModelSpec(name=name, tokens=tokens, tensors=named, **blocks, **optional)

@@ -15,6 +15,8 @@ from tvm import relax, tirx
 
 from llmc.compiler import kv_pages, ops
 from llmc.compiler.spec import ModelSpec, tensor_shapes
+from llmc.frontends.build_experts import experts_mlp
+from llmc.frontends.rope import rope_of
 
 STEP = "step"
 
@@ -73,100 +75,171 @@ def _inputs(spec: ModelSpec, kv_dtype: str) -> _Inputs:
 
 
 def _model(builder: Any, spec: ModelSpec, inputs: _Inputs, weights: dict[str, Any], kv_dtype: str) -> Any:
-    x = ops.emit(builder, "embedding", inputs.tokens, weights["embedding"])
-    if spec.embedding.scale != 1:
-        x = ops.emit(builder, "scale", x, factor=spec.embedding.scale)
-    sights = [_sight(spec, layer) for layer in range(spec.sizes.layers)]
+    outer = Blocks(builder, spec, weights, "")
+    x = _embed(outer, inputs)
+    ropes = [rope_of(spec, layer) for layer in range(spec.sizes.layers)]
+    size = spec.position.rotary_dim or spec.attention.head_dim
     tables = {
-        rope: ops.emit(builder, "rope_table", inputs.positions, relax.const(rope_frequencies(spec, *rope)))
-        for rope in dict.fromkeys(sight.rope for sight in sights)
-    }
-    for layer, sight in enumerate(sights):
-        own = _Layer(builder, spec, weights, f"layers.{layer}.", sight)
-        kv = builder.emit(relax.TupleGetItem(inputs.kv, layer))
-        mixed = own.attention(own.norm(x, "attention_norm"), tables[sight.rope], kv, inputs, kv_dtype)
-        x = builder.emit(relax.op.add(x, own.post_norm(mixed, "attention_post_norm")))
-        mixed = own.mlp(own.norm(x, "mlp_norm"))
-        x = builder.emit(relax.op.add(x, own.post_norm(mixed, "mlp_post_norm")))
-    x = ops.emit(builder, "take_rows", x, inputs.logit_rows)
-    x = ops.emit(builder, "rms_norm", x, weights["final_norm"], eps=spec.norm.eps)
-    logits = ops.emit(builder, "linear", x, weights["embedding" if spec.head.tied else "head"])
-    return relax.Tuple([logits, ops.emit(builder, "argmax", logits)])
+        rope: ops.emit(
+            builder, "rope_table", inputs.positions, relax.const(rope.frequencies(size, spec.sizes.context)),
+            magnitude=rope.magnitude,
+        )
+        for rope in dict.fromkeys(ropes)
+        if rope is not None
+    }  # fmt: skip
+    for number, rope in enumerate(ropes):
+        kv = builder.emit(relax.TupleGetItem(inputs.kv, number))
+        sight = _Sight(number, None if rope is None else tables[rope], kv, inputs, kv_dtype)
+        x = _layer(Blocks(builder, spec, weights, f"layers.{number}."), x, sight)
+    return _head(outer, x, inputs)
+
+
+def _embed(blocks: Blocks, inputs: _Inputs) -> Any:
+    """(M,) ids -> (M, C)."""
+    spec = blocks.spec
+    x = blocks.op("embedding", inputs.tokens, blocks.weights["embedding"])
+    if spec.embedding.scale != 1:
+        x = blocks.op("scale", x, factor=spec.embedding.scale)
+    if spec.embedding.bias:
+        x = blocks.add(x, blocks.weights["embedding_bias"])
+    if spec.embedding.width:
+        x = blocks.linear(x, "project_in")
+    if spec.position.kind == "learned":
+        x = blocks.add(x, blocks.op("embedding", inputs.positions, blocks.weights["positions"]))
+    return blocks.norm(x, "embedding_norm") if spec.norm.embedding else x
+
+
+def _layer(layer: Blocks, x: Any, sight: _Sight) -> Any:
+    """The sum so far (M, C) -> the sum after a layer."""
+    order = layer.spec.wiring.order
+    read = layer.pre_norm(x, "attention_norm")
+    mixed = layer.given(layer.attention(read, sight), "attention_post_norm")
+    if order == "sequential":
+        x = layer.summed(x, mixed, "attention_post_norm")
+        return layer.summed(x, layer.given(layer.mlp(layer.pre_norm(x, "mlp_norm")), "mlp_post_norm"), "mlp_post_norm")
+    read = read if order == "shared" else layer.pre_norm(x, "mlp_norm")
+    return layer.add(layer.add(x, mixed), layer.given(layer.mlp(read), "mlp_post_norm"))
+
+
+def _head(blocks: Blocks, x: Any, inputs: _Inputs) -> Any:
+    """(M, C) -> logits (R, V) and argmax (R,) of the rows that want them; an encoder's hidden (R, C) likewise."""
+    head = blocks.spec.head
+    x = blocks.op("take_rows", x, inputs.logit_rows)
+    if blocks.spec.norm.final:
+        x = blocks.norm(x, "final_norm")
+    if head.kind == "hidden":
+        return relax.Tuple([x, blocks.op("argmax", x)])
+    if head.transform:
+        x = blocks.op("activate", blocks.linear(x, "head_transform"), activation=blocks.spec.mlp.activation)
+        x = blocks.norm(x, "head_norm")
+    if blocks.spec.embedding.width:
+        x = blocks.linear(x, "project_out")
+    logits = blocks.op("linear", x, blocks.weights["embedding" if head.tied else "head"])
+    if head.bias:
+        logits = blocks.add(logits, blocks.weights["head_bias"])
+    if head.scale != 1:
+        logits = blocks.op("scale", logits, factor=head.scale)
+    if head.soft_cap:
+        logits = blocks.op("soft_cap", logits, cap=head.soft_cap)
+    return relax.Tuple([logits, blocks.op("argmax", logits)])
 
 
 @dataclass(frozen=True)
 class _Sight:
-    """What a layer's rows see: the last `window` tokens (0: all), placed by rope of this base and factor."""
+    """What attention of a layer sees, and with what rope."""
 
-    window: int
-    rope: tuple[float, float]
-
-
-def _sight(spec: ModelSpec, layer: int) -> _Sight:
-    window = spec.window
-    if window and layer in window.layers:
-        return _Sight(window.size, (window.theta, window.factor))
-    return _Sight(0, (spec.position.theta, spec.position.factor))
+    layer: int
+    table: Any  # (M, R) of rope, or None
+    kv: Any
+    inputs: _Inputs
+    kv_dtype: str
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """The blocks of one layer over its weights."""
+class Blocks:
+    """The blocks of one layer, or of what is outside layers, over its weights."""
 
     builder: Any
     spec: ModelSpec
     weights: dict[str, Any]
     prefix: str
-    sight: _Sight
+
+    def op(self, name: str, *tensors: Any, **attrs: Any) -> Any:
+        """One op of the table."""
+        return ops.emit(self.builder, name, *tensors, **attrs)
+
+    def add(self, a: Any, b: Any) -> Any:
+        """(M, C) + (M, C) or (C,)."""
+        return self.builder.emit(relax.op.add(a, b))
 
     def norm(self, x: Any, name: str) -> Any:
         """(M, C) -> (M, C)."""
-        return ops.emit(self.builder, "rms_norm", x, self.weights[self.prefix + name], eps=self.spec.norm.eps)
+        norm, width = self.spec.norm, int(x.ty.shape[1])
+        weight = self.weights.get(self.prefix + name)
+        bias = self.weights.get(f"{self.prefix}{name}_bias")
+        weight = relax.const(np.ones(width, np.float32)) if weight is None else weight
+        if norm.kind == "layer":
+            bias = relax.const(np.zeros(width, np.float32)) if bias is None else bias
+            return self.op("layer_norm", x, weight, bias, eps=norm.eps)
+        y = self.op("rms_norm", x, weight, eps=norm.eps)
+        return y if bias is None else self.add(y, bias)
 
-    def post_norm(self, x: Any, name: str) -> Any:
-        """The norm of what a block gives, where norms stand on both its sides: (M, C) -> (M, C)."""
-        return self.norm(x, name) if self.spec.norm.place == "sandwich" else x
+    def pre_norm(self, x: Any, name: str) -> Any:
+        """What a block reads of the sum so far."""
+        return self.norm(x, name) if self.spec.norm.place in ("pre", "sandwich") else x
+
+    def given(self, y: Any, name: str) -> Any:
+        """What a block gives, as it is added."""
+        if self.spec.norm.place in ("sandwich", "output"):
+            y = self.norm(y, name)
+        scale = self.spec.wiring.residual_scale
+        return y if scale == 1 else self.op("scale", y, factor=scale)
+
+    def summed(self, x: Any, y: Any, name: str) -> Any:
+        """The new sum."""
+        total = self.add(x, y)
+        return self.norm(total, name) if self.spec.norm.place == "sum" else total
 
     def linear(self, x: Any, name: str) -> Any:
-        """(M, K) -> (M, N), with the layer's bias when the spec has one."""
-        y = ops.emit(self.builder, "linear", x, self.weights[self.prefix + name])
+        """(M, K) -> (M, N), with the bias when the spec has one."""
+        y = self.op("linear", x, self.weights[self.prefix + name])
         bias = self.weights.get(f"{self.prefix}{name}_bias")
-        return y if bias is None else self.builder.emit(relax.op.add(y, bias))
+        return y if bias is None else self.add(y, bias)
 
     def concat(self, parts: list[Any]) -> Any:
         """Columns side by side."""
         return self.builder.emit(relax.op.concat(parts, axis=1))
 
-    def attention(self, x: Any, table: Any, kv: Any, inputs: _Inputs, kv_dtype: str) -> Any:
+    def attention(self, x: Any, sight: _Sight) -> Any:
         """Grouped-query attention over the paged cache: (M, C) -> (M, C)."""
-        block = self.spec.attention
+        block, position, inputs, window = self.spec.attention, self.spec.position, sight.inputs, self.spec.window
+        sizes = {"heads": block.heads, "kv_heads": block.kv_heads, "head_dim": block.head_dim}
         qkv = self.concat([self.linear(x, name) for name in ("q", "k", "v")])
-        if block.qk_norm == "head":
+        if block.clip:
+            qkv = self.op("clip", qkv, bound=block.clip)
+        if block.qk_norm != "none":
             weights = [self.weights[f"{self.prefix}{name}_norm"] for name in "qk"]
-            qkv = ops.emit(
-                self.builder, "qk_norm", qkv, *weights,
-                heads=block.heads, kv_heads=block.kv_heads, head_dim=block.head_dim, eps=self.spec.norm.eps,
+            norm = self.spec.norm
+            qkv = self.op("qk_norm", qkv, *weights, **sizes, eps=norm.eps, kind=norm.kind, span=block.qk_norm)
+        if sight.table is not None:
+            qkv = self.op(
+                "rope", qkv, sight.table,
+                rotated_heads=block.heads + block.kv_heads, head_dim=block.head_dim, layout=position.layout,
             )  # fmt: skip
-        rotated = ops.emit(
-            self.builder, "rope", qkv, table,
-            rotated_heads=block.heads + block.kv_heads, head_dim=block.head_dim, layout=self.spec.position.layout,
-        )  # fmt: skip
-        mixed = ops.emit(
-            self.builder, "attention", rotated, kv, inputs.seqs, inputs.slots, inputs.page_indptr, inputs.page_ids,
-            heads=block.heads, kv_heads=block.kv_heads, head_dim=block.head_dim, scale=block.scale,
-            window=self.sight.window, kv_dtype=kv_dtype,
+        mixed = self.op(
+            "attention", qkv, sight.kv, inputs.seqs, inputs.slots, inputs.page_indptr, inputs.page_ids,
+            **sizes, scale=block.scale, window=window.size if window and sight.layer in window.layers else 0,
+            kv_dtype=sight.kv_dtype, causal=int(block.causal), soft_cap=block.soft_cap,
+            bias="alibi" if position.kind == "alibi" else "none",
         )  # fmt: skip
         return self.linear(mixed, "o")
 
     def mlp(self, x: Any) -> Any:
-        """Gated MLP: (M, C) -> (M, C)."""
+        """(M, C) -> (M, C)."""
+        if f"{self.prefix}router" in self.weights:
+            return experts_mlp(self, x)
+        kind, activation = self.spec.mlp.kind, self.spec.mlp.activation
+        if kind == "plain":
+            return self.linear(self.op("activate", self.linear(x, "up"), activation=activation), "down")
         gate_up = self.concat([self.linear(x, "gate"), self.linear(x, "up")])
-        return self.linear(ops.emit(self.builder, "gated", gate_up, activation=self.spec.mlp.activation), "down")
-
-
-def rope_frequencies(spec: ModelSpec, theta: float, factor: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """theta^(-2i / D) / factor for i < D / 2, float32 (https://arxiv.org/abs/2104.09864 section 3.2.2)."""
-    size = spec.attention.head_dim
-    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-    frequencies = np.float32(1) / np.float32(theta) ** exponents
-    return (frequencies / np.float32(factor)).astype(np.float32)
+        return self.linear(self.op("gated", gate_up, activation=activation), "down")

@@ -160,6 +160,11 @@ class _Entry:
     nbytes: int
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as one."""
+    return open_mapped(path, minimum=4).data[:4] == MAGIC
+
+
 def read_gguf(path: Path) -> GgufFile:
     """Maps the file and reads its header. Raises SourceError naming what is wrong and where."""
     cursor = _Cursor(open_mapped(path, minimum=24))

@@ -1,4 +1,4 @@
-"""A GGUF file: metadata, tensors and tokenizer in one."""
+"""A GGUF file, or its parts: metadata, tensors and tokenizer in one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec
 from llmc.frontends.binding import bind
 from llmc.frontends.gguf_architectures import TENSOR_NOTES
-from llmc.frontends.gguf_file import GgufFile, read_gguf
+from llmc.frontends.gguf_file import GgufFile
 from llmc.frontends.gguf_spec import derive_spec
+from llmc.frontends.gguf_split import model_stem, read_parts
 from llmc.frontends.gguf_tokenizer import make_tokenizer, token_texts
 from llmc.frontends.hf_text import check_template
 from llmc.frontends.source import Source
@@ -19,7 +20,7 @@ from llmc.frontends.tokenizer_check import check_ids, check_tokenizer
 
 def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
     """Everything in the file that a compile needs. Raises SourceError naming what is wrong."""
-    file = read_gguf(path)
+    file = read_parts(path)
     try:
         return _read(file, path, spec)
     except LlmcError as error:
@@ -29,7 +30,7 @@ def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
 
 
 def _read(file: GgufFile, path: Path, spec: ModelSpec | None) -> Source:
-    spec = spec or derive_spec(file.metadata, file.tensors, path.stem)
+    spec = spec or derive_spec(file.metadata, file.tensors, model_stem(path))
     tokenizer = check_tokenizer(make_tokenizer(file.metadata), "tokenizer.ggml.*")
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.ggml.tokens")
     return Source(

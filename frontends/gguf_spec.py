@@ -29,7 +29,7 @@ from llmc.frontends.gguf_tokenizer import adds_bos_by_default
 from llmc.frontends.model_name import clean_name
 
 _GENERAL_ONLY = {"general.type": ("model",)}
-_IGNORED_SPACES = ("general.", "quantize.imatrix.", "split.", "tokenizer.")
+_IGNORED_SPACES = ("general.", "quantize.imatrix.", "tokenizer.")
 
 
 def derive_spec(metadata: dict[str, Any], tensors: Collection[str], stem: str) -> ModelSpec:
@@ -67,8 +67,6 @@ def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
     for key, values in _GENERAL_ONLY.items():
         if key in metadata and metadata[key] not in values:
             faults.append(f"{key} = {clip(metadata[key])}, wanted {values[0]!r}")
-    if metadata.get("split.count", 1) not in (0, 1):
-        faults.append("the model is split over several files; join them with llama-gguf-split")
     return faults
 
 

@@ -20,7 +20,7 @@ from llmc.compiler.spec_fields import clip, near
 from llmc.frontends.gguf_pretokenizers import PRE_TOKENIZERS
 
 PREFIX = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # of token_type (gguf.md); 1 normal, 5 unused
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of token_type (gguf.md); 5 is unused
 _TYPES = range(1, 7)
 _MAX_TOKEN = 1 << 10  # characters
 _MAX_PIECE = 1 << 8  # characters of a SentencePiece token, each of whose cuts is looked at

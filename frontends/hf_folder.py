@@ -1,7 +1,8 @@
-"""A Hugging Face folder: config.json, model.safetensors or its shards, tokenizer.json."""
+"""A Hugging Face folder: config.json, weights in one file or in shards, tokenizer.json."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import ModelSpec, expand
 from llmc.compiler.spec_fields import clip
 from llmc.frontends.binding import bind
-from llmc.frontends.hf_config import derive_spec, family_of
-from llmc.frontends.hf_families import FAMILIES
+from llmc.frontends.hf_config import derive_spec, family_of, named_as_saved
+from llmc.frontends.hf_families import Family, known_families
+from llmc.frontends.hf_pooling import pooled
 from llmc.frontends.hf_quantization import Packing, packing_of
 from llmc.frontends.hf_text import (
     MAX_TEMPLATE,
@@ -28,7 +30,8 @@ from llmc.frontends.safetensors_file import read_safetensors
 from llmc.frontends.source import Source
 from llmc.frontends.strict_json import read_json
 from llmc.frontends.tensor import Tensor
-from llmc.frontends.tokenizer_check import check_ids, check_tokenizer
+from llmc.frontends.tokenizer_check import check_end, check_ids, check_tokenizer
+from llmc.frontends.torch_file import read_torch
 
 # Bytes of a file that is read whole, several times what the largest known model has.
 MAX_CONFIG = 1 << 20
@@ -37,8 +40,11 @@ MAX_TOKENIZER = 128 << 20
 MAX_INDEX = 64 << 20
 MAX_SHARDS = 4096
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+_Reader = Callable[[Path], dict[str, Tensor]]
+
+# One file of weights, or else an index of shards, and what reads them; the first kind that is there is taken.
+WEIGHTS: tuple[tuple[str, _Reader], ...] = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
+INDEX = ".index.json"
 _COMPARE_ROWS = 256  # of a table that is compared piece by piece
 
 
@@ -50,16 +56,19 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
     text = _json(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG)
     generation = _json(folder, "generation_config.json", MAX_CONFIG)
     config = _json(folder, "config.json", MAX_CONFIG)
+    family = family_of(config) if spec is None or config.get("model_type") in known_families() else None
+    derived = spec is None
     if spec is None:
-        spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos)
-        ignored = family_of(config).ignored_tensors
-    else:
-        ignored = tuple(name for family in FAMILIES.values() for name in family.ignored_tensors)
+        spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos, tokenizer.end)
+        spec = pooled(spec, folder)
+    check_end(tokenizer, spec, "tokenizer.json")
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
     check_extra_tokens(text, tokenizer.vocab)
     found = fold(_read_weights(folder), _packing(config), folder.name)
-    skip = {name.replace("{layer}", str(layer)) for name in ignored for layer in range(spec.sizes.layers)}
-    skip |= _tied_copies(spec, found) | zero_biases(found, set(expand(spec).values()))
+    if derived and family:
+        spec = named_as_saved(spec, family.stem, found)
+    skip = _ignored(family, spec.sizes.layers) | _tied_copies(family, spec, found)
+    skip |= zero_biases(found, set(expand(spec).values()))
     template_file = folder / "chat_template.jinja"
     template = _text(folder, template_file.name) if template_file.exists() else None
     return Source(
@@ -106,45 +115,57 @@ def _text(folder: Path, name: str) -> str:
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """The file's names -> tensors, of one file or of all shards of the index."""
-    if (folder / INDEX).exists():
-        return _read_shards(folder)
-    if not (folder / WEIGHTS).exists():
-        raise SourceError(
-            f"{folder.name}: neither {WEIGHTS} nor {INDEX}; llmc reads safetensors, "
-            "convert other weights with transformers' save_pretrained"
-        )
-    return read_safetensors(inside(folder, WEIGHTS))
+    for whole, read in WEIGHTS:
+        index = whole + INDEX
+        single, sharded = (folder / whole).exists(), (folder / index).exists()
+        if single and sharded:
+            raise SourceError(f"{folder.name}: both {whole} and {index}; remove the stale one")
+        if sharded:
+            return _read_shards(folder, index, read)
+        if single:
+            return read(inside(folder, whole))
+    known = " or ".join(whole for whole, _ in WEIGHTS)
+    raise SourceError(
+        f"{folder.name}: no {known}, nor an index of its shards; convert other weights with transformers' "
+        "save_pretrained"
+    )
 
 
-def _read_shards(folder: Path) -> dict[str, Tensor]:
-    if (folder / WEIGHTS).exists():
-        raise SourceError(f"{folder.name}: both {WEIGHTS} and {INDEX}; remove the stale one")
-    places = _json(folder, INDEX, MAX_INDEX).get("weight_map")
+def _read_shards(folder: Path, index: str, read: _Reader) -> dict[str, Tensor]:
+    places = _json(folder, index, MAX_INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
-        raise SourceError(f"{INDEX}: weight_map is {clip(places)}, wanted tensor name -> file name")
+        raise SourceError(f"{index}: weight_map is {clip(places)}, wanted tensor name -> file name")
     shards = sorted(set(places.values()))
     if len(shards) > MAX_SHARDS:
-        raise SourceError(f"{INDEX}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
+        raise SourceError(f"{index}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
     paths = {shard: inside(folder, shard) for shard in shards}
     if absent := [shard for shard, path in paths.items() if not path.exists()]:
-        raise SourceError(f"{INDEX}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them")
+        raise SourceError(f"{index}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them")
     tensors: dict[str, Tensor] = {}
     faults = []
     for shard, path in paths.items():
-        for name, tensor in read_safetensors(path).items():
+        for name, tensor in read(path).items():
             if places.get(name) != shard:
                 faults.append(f"{clip(name)} is in {shard}, not in {clip(places.get(name))}")
             tensors[name] = tensor
     faults += [f"{clip(name)} is in no shard" for name in places if name not in tensors]
     if faults:
         more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise SourceError(f"{INDEX} does not fit its shards: {'; '.join(faults[:10])}{more}")
+        raise SourceError(f"{index} does not fit its shards: {'; '.join(faults[:10])}{more}")
     return tensors
 
 
-def _tied_copies(spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
+def _ignored(family: Family | None, layers: int) -> set[str]:
+    """The family's tensors that mean nothing, by their names in files with and without its stem."""
+    if family is None:
+        return set()
+    names = {name.replace("{layer}", str(layer)) for name in family.ignored for layer in range(layers)}
+    return names | {name.removeprefix(family.stem) for name in names}
+
+
+def _tied_copies(family: Family | None, spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
     """The head that some checkpoints save though it is tied: ignorable if it is the embedding."""
-    names = {family.tensors["head"] for family in FAMILIES.values()} & set(found)
+    names = {family.head_name() if family else "lm_head.weight"} & set(found)
     embedding = found.get(expand(spec)["embedding"])
     if not spec.head.tied or embedding is None:
         return set()
@@ -154,11 +175,6 @@ def _tied_copies(spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
 def _same(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.stored != b.stored or not a.shape or isinstance(a, Int4Tensor):
         return False
-    step = max(1, a.nbytes // max(1, a.shape[0])) * _COMPARE_ROWS
-    return all(
-        np.array_equal(
-            a.file.bytes_at(a.offset + at, min(step, a.nbytes - at)),
-            b.file.bytes_at(b.offset + at, min(step, b.nbytes - at)),
-        )
-        for at in range(0, a.nbytes, step)
-    )
+    rows = a.shape[0] if len(a.shape) > 1 else 1
+    pieces = [(at, min(at + _COMPARE_ROWS, rows)) for at in range(0, rows, _COMPARE_ROWS)]
+    return all(np.array_equal(a.raw_rows(*piece), b.raw_rows(*piece)) for piece in pieces)

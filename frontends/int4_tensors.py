@@ -55,6 +55,11 @@ class Int4Tensor(Tensor):
         return True
 
     @property
+    def turned(self) -> bool:
+        """Always: quantizers turn what lies (in, out), as GPT-2's does, before they pack it."""
+        return True
+
+    @property
     def files(self) -> tuple[MappedFile, ...]:
         """Shards may part the tensors."""
         return (self.words.file, self.zeros.file, self.scales.file)
@@ -159,7 +164,7 @@ class Int4Tensor(Tensor):
 
 
 def _bytes(tensor: Tensor) -> U8:
-    return tensor.file.bytes_at(tensor.offset, tensor.nbytes)
+    return tensor.raw_rows(0, tensor.shape[0] if len(tensor.shape) > 1 else 1).reshape(-1)
 
 
 def _nibbles(raw: U8) -> U8:

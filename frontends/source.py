@@ -47,10 +47,10 @@ class Source:
 
 
 def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
-    """Opens a GGUF file or a Hugging Face folder; `spec` replaces the one derived from metadata.
+    """Opens a GGUF file, a checkpoint of llama2.c or a Hugging Face folder.
 
-    Reads headers only, not weights. Raises SourceError or SpecError, in one line, for anything that
-    is damaged, hostile or not understood.
+    `spec` replaces the one derived from metadata. Reads headers only, not weights. Raises SourceError or SpecError, in
+    one line, for anything that is damaged, hostile or not understood.
     """
     path = Path(path)
     try:
@@ -59,13 +59,19 @@ def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be opened: {error}") from None
     if not exists:
-        raise SourceError(f"{path}: no such file or folder; give a GGUF file or a model folder")
+        raise SourceError(f"{path}: no such file or folder; give a GGUF file, a llama2.c .bin or a model folder")
     if folder:
         from llmc.frontends.hf_folder import read_folder
 
         return read_folder(path, spec)
     if path.suffix == ".safetensors":
         raise SourceError(f"{path}: give the folder it is in, with config.json and tokenizer.json")
+    from llmc.frontends.gguf_file import is_gguf
+
+    if path.suffix == ".bin" and not is_gguf(path):
+        from llmc.frontends.llama2c import read_llama2c
+
+        return read_llama2c(path, spec)
     from llmc.frontends.gguf_model import read_gguf_model
 
     return read_gguf_model(path, spec)

@@ -33,6 +33,21 @@ def _refuse_constant(text: str) -> Any:
 
 def read_json(data: bytes, label: str) -> dict[str, Any]:
     """The object in `data`. Raises SourceError, naming `label`, for anything else."""
+    value = _read(data, label)
+    if not isinstance(value, dict):
+        raise SourceError(f"{label}: JSON is {clip(value)}, wanted an object")
+    return value
+
+
+def read_list(data: bytes, label: str) -> list[Any]:
+    """The list in `data`. Raises SourceError, naming `label`, for anything else."""
+    value = _read(data, label)
+    if not isinstance(value, list):
+        raise SourceError(f"{label}: JSON is {clip(value)}, wanted a list")
+    return value
+
+
+def _read(data: bytes, label: str) -> Any:
     try:
         text = data.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -45,6 +60,4 @@ def read_json(data: bytes, label: str) -> dict[str, Any]:
     except ValueError as error:  # also what is not UTF-8, and numbers of thousands of digits
         reason = str(error).splitlines()[0]
         raise SourceError(f"{label}: not valid JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise SourceError(f"{label}: JSON is {clip(value)}, wanted an object")
     return value

@@ -52,6 +52,11 @@ class Tensor:
         return self.stored in READABLE
 
     @property
+    def turned(self) -> bool:
+        """Whether a matrix is (out, in) already where the spec says that the file's are (in, out)."""
+        return False
+
+    @property
     def files(self) -> tuple[MappedFile, ...]:
         """Every file that has a part of the tensor."""
         return (self.file,)
@@ -94,7 +99,7 @@ class Tensor:
                 f"{self.file.name}: {self.name} is stored as {self.stored}, wanted one of "
                 f"{', '.join(READABLE)}; convert the model"
             )
-        values = decode_values(self._raw(start, stop), self.stored)
+        values = decode_values(self.raw_rows(start, stop), self.stored)
         if not np.isfinite(values).all():
             raise self._damaged()
         return values + np.float32(self.plus) if self.plus else values
@@ -102,13 +107,13 @@ class Tensor:
     def _blocks(self) -> Quantized:
         if self.kept is None:
             raise SourceError(f"{self.file.name}: {self.name} is stored as {self.stored}, which no block format keeps")
-        raw = self._raw(0, self.shape[0])
+        raw = self.raw_rows(0, self.shape[0])
         return read_blocks(raw.reshape(len(raw), -1, READABLE[self.stored][1]), self.stored)
 
-    def _raw(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """A view of the bytes of rows `start` to `stop`: (rows, bytes of a row)."""
+    def raw_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of rows `start` to `stop`, as they are stored: (rows, bytes of a row). A vector is one row."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
-        row_bytes = self.nbytes // rows
+        row_bytes = self.nbytes // max(1, rows)
         raw = self.file.bytes_at(self.offset + start * row_bytes, (stop - start) * row_bytes)
         return raw.reshape(stop - start, row_bytes)
 

@@ -1,4 +1,4 @@
-"""Checks a tokenizer.json: it loads, its ids fit the model, it adds at most a bos."""
+"""Checks a tokenizer.json: it loads, its ids fit the model, it adds at most one id before a text and one after."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import ModelSpec
 from llmc.compiler.spec_fields import clip
 from llmc.frontends.strict_json import read_json
 
@@ -16,10 +17,11 @@ _PROBE = "a"
 
 @dataclass(frozen=True)
 class CheckedTokenizer:
-    """`json`: tokenizer.json for the artifact. `bos`: the id it puts before a text, or None."""
+    """`json`: tokenizer.json for the artifact. `bos` and `end`: the ids it puts before and after a text, or None."""
 
     json: bytes
     bos: int | None
+    end: int | None
     vocab: dict[str, int]  # every token, the added ones too
 
 
@@ -59,14 +61,23 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
         raise SourceError(f"{label}: two tokens have the same id")
     plain = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
-    if whole == plain:
-        return CheckedTokenizer(data, None, vocab)
-    if whole[1:] != plain:
+    count = len(plain)
+    for before, after in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        if len(whole) == before + count + after and whole[before : before + count] == plain:
+            return CheckedTokenizer(data, whole[0] if before else None, whole[-1] if after else None, vocab)
+    raise SourceError(
+        f"{label}: adds ids round a text ({clip(whole)} for {clip(plain)}), wanted at most one before it and one "
+        "after; remove the rest from its post_processor"
+    )
+
+
+def check_end(tokenizer: CheckedTokenizer, spec: ModelSpec, label: str) -> None:
+    """Raises SourceError when an id would stand between a decoder's text and what it is to go on with."""
+    if tokenizer.end is not None and spec.attention.causal and not spec.pooling:
         raise SourceError(
-            f"{label}: adds ids round a text ({clip(whole)} for {clip(plain)}), wanted at most one "
-            "before it; remove the rest from its post_processor"
+            f"{label}: adds ids round a text (id {tokenizer.end} after it), wanted at most one before it; remove the "
+            "rest from its post_processor"
         )
-    return CheckedTokenizer(data, whole[0], vocab)
 
 
 def check_ids(vocab: dict[str, int], size: int, label: str) -> None:

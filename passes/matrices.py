@@ -11,15 +11,22 @@ from tvm import relax
 
 from llmc.compiler import ops
 
+# Ops whose last operand is a matrix that has a format.
+MULTIPLYING = ("linear", "embedding", "experts_in", "experts_out")
+
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix of the graph. `sources` are the weights it stands for, one under another."""
+    """One matrix of the graph. `sources` are the weights it stands for, one under another.
+
+    Matrices of all experts of a layer count as one, without an input: no expert sees all rows, so that nothing can be
+    said of what the whole is multiplied with, and calibration leaves it to rounding.
+    """
 
     sources: tuple[str, ...]
     rows: int
     columns: int
-    input: Any  # the variable it is multiplied with; None for a table that is only looked up in
+    input: Any  # the variable it is multiplied with; None for experts, and for a table that is only looked up in
 
 
 def sources(lookup: Callable[[Any], Any], weight: Any) -> tuple[str, ...]:
@@ -37,9 +44,9 @@ def matrices(module: tvm.IRModule) -> list[Matrix]:
     found: dict[tuple[str, ...], Matrix] = {}
     for value in bound.values():
         match = ops.match(value)
-        if match is None or match[0].name not in ("linear", "embedding"):
+        if match is None or match[0].name not in MULTIPLYING:
             continue
-        op, (left, weight), _ = match
+        op, (left, *_, weight), _ = match
         names = sources(bound.get, weight)
         rows, columns = (int(size) for size in weight.ty.shape)
         if op.name == "linear" or names not in found:

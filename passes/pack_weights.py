@@ -12,10 +12,10 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import FORMATS
+from llmc.compiler.formats import FORMATS, GROUP
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.fuse_linears import Choose
-from llmc.passes.matrices import sources
+from llmc.passes.matrices import MULTIPLYING, sources
 
 
 def pack_weights(module: tvm.IRModule, choose: Choose, exact: bool = False) -> tvm.IRModule:
@@ -36,16 +36,22 @@ class _Pack(relax.PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
         found = ops.match(call)
-        if found is None or found[0].name not in ("linear", "embedding"):
+        if found is None or found[0].name not in MULTIPLYING:
             return call
-        op, (left, weight), _ = found
+        op, (left, *rest, weight), found_attrs = found
         format = FORMATS[self.choose(sources(self.lookup_binding, weight)[0])]
         width = int(weight.ty.shape[1 if op.name == "embedding" else 0])
         attrs: dict[str, ops.Attr] = {"format": format.name, "width": width}
         packed = self._pack(weight, format.name)
         if op.name == "embedding":
             return ops.call("packed_embedding", [left, packed], attrs)
-        return self._linear(format.activation, left, packed, attrs)
+        activation = format.activation
+        if op.name != "linear":
+            count = int(found_attrs["experts"])
+            attrs |= {"experts": count, "width": width // count}
+            if op.name == "experts_out" and int(weight.ty.shape[1]) % GROUP:
+                activation = "f32" if activation == "i8" else activation  # codes of a slice would not lie by themselves
+        return self._multiply(op.name, activation, left, [*rest, packed], attrs)
 
     def _pack(self, weight: Any, format: str) -> Any:
         key = (weight, format)
@@ -53,12 +59,13 @@ class _Pack(relax.PyExprMutator):
             self.packed[key] = self.builder_.emit(ops.call("pack", [weight], {"format": format}))
         return self.packed[key]
 
-    def _linear(self, activation: str, x: Any, weight: Any, attrs: dict[str, ops.Attr]) -> Any:
+    def _multiply(self, name: str, activation: str, x: Any, rest: list[Any], attrs: dict[str, ops.Attr]) -> Any:
+        """The packed form of an op whose last operand has become a packed weight."""
         emit = self.builder_.emit
         if activation == "bf16":
-            return ops.call("bf16_linear", [emit(ops.call("round_rows", [x], {})), weight], attrs)
+            return ops.call(f"bf16_{name}", [emit(ops.call("round_rows", [x], {})), *rest], attrs)
         if activation == "i8" and not self.exact:
             parts = emit(ops.call("quantize_rows", [x], {}))
             codes = [emit(relax.TupleGetItem(parts, i)) for i in range(3)]
-            return ops.call("i8_linear", [*codes, weight], attrs)
-        return ops.call("packed_linear", [x, weight], attrs)
+            return ops.call(f"i8_{name}", [*codes, *rest], attrs)
+        return ops.call(f"packed_{name}", [x, *rest], attrs)

@@ -14,7 +14,7 @@ from typing import Any
 from llmc.runtime import schema
 from llmc.runtime.errors import ArtifactError
 
-FORMAT = 1  # the newest layout this runtime reads
+FORMAT = 2  # the newest layout this runtime reads
 PAGE_TOKENS = 16  # the kernels are compiled for this page size
 KV_BYTES = {"f32": 4, "bf16": 2, "q8": 1, "q4": 1}  # dtype of the KV cache -> bytes of an element
 MANIFEST = "manifest.json"
@@ -22,9 +22,14 @@ _MAX_BYTES = 64 << 20  # 16 MiB chunks: the hashes of a 10 TB weights file still
 _MAX_LISTED = 5  # problems an error names before it counts the rest
 _INT32 = 2**31 - 1
 
+# What a model is for: text that goes on, one vector a text, or the words behind masks.
+TASKS = ("generate", "embed", "fill")
+
 _SCHEMA = schema.record(
     format=schema.one_of(FORMAT),
     name=schema.text,
+    task=schema.one_of(*TASKS),
+    pooling=schema.maybe(schema.record(kind=schema.one_of("mean", "first", "last"), normalize=schema.flag)),
     spec=schema.anything,
     vocab=schema.whole(1, 2**24),
     context=schema.whole(1, 2**30),
@@ -52,6 +57,7 @@ _SCHEMA = schema.record(
         bos=schema.maybe(schema.whole(0, _INT32)),
         eos=schema.items(schema.whole(0, _INT32)),
         add_bos=schema.flag,
+        end=schema.maybe(schema.whole(0, _INT32)),
         special=schema.mapping(schema.text),
     ),
     chat_template=schema.maybe(schema.text),
@@ -109,11 +115,21 @@ class KvLayout:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """How an encoder's outputs of a text become one vector: "mean", "first" or "last"; `normalize` to length 1."""
+
+    kind: str
+    normalize: bool
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The checked manifest; `raw` is the document as it stands in the file."""
 
     raw: dict[str, Any]
     sha256: str
+    task: str
+    pooling: Pooling | None
     vocab: int
     context: int
     kv: KvLayout
@@ -126,6 +142,7 @@ class Manifest:
     bos: int | None
     eos: frozenset[int]
     add_bos: bool
+    end: int | None
     special: dict[str, str]
     tokenizer: str
     chat_template: str | None
@@ -193,6 +210,8 @@ def _build(raw: dict[str, Any]) -> Manifest:
     return Manifest(
         raw=raw,
         sha256=raw["manifest_sha256"],
+        task=raw["task"],
+        pooling=Pooling(**raw["pooling"]) if raw["pooling"] else None,
         vocab=raw["vocab"],
         context=raw["context"],
         kv=KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"]),
@@ -205,6 +224,7 @@ def _build(raw: dict[str, Any]) -> Manifest:
         bos=tokens["bos"],
         eos=frozenset(tokens["eos"]),
         add_bos=tokens["add_bos"],
+        end=tokens["end"],
         special=tokens["special"],
         tokenizer=raw["tokenizer"],
         chat_template=raw["chat_template"],
@@ -220,8 +240,9 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
         named.append(manifest.chat_template)
     problems += [f"{name[:80]!r} is used but not listed in files" for name in named if name not in manifest.files]
     ids = [("eos", i) for i in sorted(manifest.eos)]
-    if manifest.bos is not None:
-        ids.append(("bos", manifest.bos))
+    ids += [(key, i) for key, i in (("bos", manifest.bos), ("end", manifest.end)) if i is not None]
+    if (manifest.task == "embed") != (manifest.pooling is not None):
+        problems.append("task embed and a pooling go together")
     problems += [f"{key} {i} is not below vocab {manifest.vocab}" for key, i in ids if i >= manifest.vocab]
     if manifest.add_bos and manifest.bos is None:
         problems.append("tokens.add_bos is true but tokens.bos is null")

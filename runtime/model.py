@@ -17,12 +17,13 @@ from llmc.runtime import library
 from llmc.runtime.artifact import Artifact, open_artifact
 from llmc.runtime.chat import render_chat
 from llmc.runtime.cpu import default_threads
+from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine import PREFILL_CHUNK, Engine, Step, as_ids
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.generate import Generation, Generator, Options, TextStream
 from llmc.runtime.integrity import Progress
 from llmc.runtime.kv_cache import PagePool
-from llmc.runtime.manifest import Manifest
+from llmc.runtime.manifest import PAGE_TOKENS, Manifest
 from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
 from llmc.runtime.tokenizer import Tokenizer
 from llmc.runtime.weights import ALIGN, map_weights
@@ -59,10 +60,10 @@ def load(
     tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
     template = _template(artifact)
     tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
-    pool = PagePool(manifest.kv, tokens)
+    pages = PagePool(manifest.kv, tokens)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    step = _bind(artifact, pool, weights, threads)
-    engine = Engine(step, pool, manifest.vocab, manifest.context, prefill_chunk)
+    step = _bind(artifact, pages, weights, threads)
+    engine = Engine(step, pages, manifest.vocab, manifest.context, prefill_chunk)
     return Model(manifest, engine, tokenizer, template)
 
 
@@ -146,6 +147,35 @@ class Model:
         other = None if against is None else against._subject()
         return evaluate(self._subject(), text, window, other, **options)
 
+    def embed(self, texts: SequenceOf[str], truncate: bool = False) -> F32:
+        """A vector (C,) for each text, (n, C) float32; `truncate` cuts texts that are longer than the model reads.
+
+        Raises RequestError for a model that is no encoder with a pooling.
+        """
+        self._check_task("embed")
+        if isinstance(texts, (str, bytes)) or not len(texts):
+            raise RequestError("texts: wanted a list of at least one text")
+        assert self._facts.pooling is not None
+        found: list[F32 | None] = [None] * len(texts)
+        for number, rows in encode_rows(self.engine, [self._framed(text, truncate) for text in texts]):
+            found[number] = pool(self._facts.pooling, rows)
+        return np.stack([vector for vector in found if vector is not None])
+
+    def fill(self, text: str, top: int = 5) -> list[list[Guess]]:
+        """The `top` likeliest tokens for each mask in `text`, best first.
+
+        Raises RequestError for a text without a mask, or a model that is no masked language model.
+        """
+        self._check_task("fill")
+        mask = self._facts.special.get("mask_token", "[MASK]")
+        ids = self._framed(text, False)
+        places = [place for place, id_ in enumerate(ids) if id_ == self._tokenizer.id_of(mask)]
+        if not places:
+            raise RequestError(f"text: it has no {mask}, the mark of a place to fill")
+        ((_, rows),) = encode_rows(self.engine, [ids])
+        guesses = [best(rows[place], top) for place in places]
+        return [[Guess(id_, self._tokenizer.token(id_), p) for id_, p in row] for row in guesses]
+
     def step(self, rows: Iterable[Any]) -> Any:
         """`engine.step`: append tokens to sequences and get logits."""
         return self.engine.step(rows)
@@ -162,10 +192,23 @@ class Model:
     ) -> None:
         self.close()
 
+    def _check_task(self, task: str) -> None:
+        own = self._facts.task
+        if own != task:
+            raise RequestError(f"{self.name} cannot {task}: it was compiled to {own}")
+
+    def _framed(self, text: str, truncate: bool) -> list[int]:
+        """Ids of an encoder's text, between the marks it wants at both ends."""
+        ids = self._tokenizer.encode(text)
+        end = [] if self._facts.end is None else [self._facts.end]
+        return (ids[: self._facts.context - len(end)] if truncate else ids) + end
+
     def _generator(self) -> Generator:
+        self._check_task("generate")
         return Generator(self.engine, self._tokenizer, self._facts.eos)
 
     def _subject(self) -> Subject:
+        self._check_task("generate")
         return Subject(self.engine, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -203,7 +246,12 @@ def _template(artifact: Artifact) -> str | None:
 
 
 def _default_cache(manifest: Manifest) -> int:
-    """Tokens of a cache for several full sequences, in at most half of the machine's memory."""
+    """Tokens of a cache for several full sequences, in at most half of the machine's memory.
+
+    An encoder's texts leave after their step, and each holds whole pages.
+    """
+    if manifest.task != "generate":
+        return manifest.context + PREFILL_CHUNK * PAGE_TOKENS
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(_CACHED_CONTEXTS * manifest.context, memory // 2 // manifest.kv.token_bytes))
 

@@ -60,6 +60,15 @@ class Tokenizer:
         ids = _unless_it_panics(lambda: self._backend.encode(text, add_special_tokens=False).ids)
         return [self._bos, *ids] if bos and self._bos is not None else ids
 
+    def token(self, token_id: int) -> str:
+        """How the vocabulary spells an id."""
+        return str(self._backend.id_to_token(token_id))
+
+    def id_of(self, token: str) -> int | None:
+        """The id of an entry of the vocabulary, or None."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
     def mark(self, content: str) -> str:
         """What to give a chat template for the text of a message, so that `encode_chat` can tell the two apart."""
         return self._control.mark(content)

@@ -5,7 +5,7 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm import tirx
@@ -20,8 +20,12 @@ from llmc.targets.vector import dot4, f32, fma, i32, splat
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
-    format = _format(attrs)
-    columns = int(shapes[0][1]) * 4
+    body = i8_body(target, _format(attrs), int(shapes[0][1]) * 4)
+    return template(["int32", "float32", "float32", "int32"], shapes, body)
+
+
+def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (codes, scales, sums, weight) -> the reduction over `columns` of them."""
 
     def body(buffers: list[Any]) -> Reduce:
         *left, weight = buffers
@@ -37,15 +41,18 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
 
         return reduce
 
-    return template(["int32", "float32", "float32", "int32"], shapes, body)
+    return body
 
 
 def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
     if attrs["format"] == "f32":
         return f32_linear(target, shapes, attrs)
-    format = _format(attrs)
-    columns = int(shapes[0][1])
+    return template(["float32", "int32"], shapes, packed_body(target, _format(attrs), int(shapes[0][1])))
+
+
+def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `columns` of them."""
     chunks = -(-columns // CHUNK)
 
     def body(buffers: list[Any]) -> Reduce:
@@ -73,7 +80,7 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
 
         return reduce
 
-    return template(["float32", "int32"], shapes, body)
+    return body
 
 
 def _format(attrs: dict[str, Any]) -> BlockFormat:

@@ -27,7 +27,11 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
-    columns = int(shapes[0][1])
+    return template(["float32", "float32"], shapes, f32_body(int(shapes[0][1])))
+
+
+def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `columns` of them."""
 
     def body(buffers: list[Any]) -> Reduce:
         x, weight = buffers
@@ -42,12 +46,16 @@ def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 
         return reduce
 
-    return template(["float32", "float32"], shapes, body)
+    return body
 
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    pairs = int(shapes[0][1])
+    return template(["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])))
+
+
+def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `pairs` of columns."""
 
     def body(buffers: list[Any]) -> Reduce:
         x, weight = buffers
@@ -63,7 +71,7 @@ def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tir
 
         return reduce
 
-    return template(["int32", "int32"], shapes, body)
+    return body
 
 
 def template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]) -> tirx.PrimFunc:

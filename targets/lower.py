@@ -14,33 +14,53 @@ from tvm import ir, relax, tirx
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.targets import attention, block_linear, embedding, linear, rows
+from llmc.targets import (
+    attention,
+    block_linear,
+    elementwise,
+    embedding,
+    experts,
+    linear,
+    norms,
+    rope,
+    rounding,
+    routing,
+    rows,
+)
 from llmc.targets.target import Target
 
 Kernel = Callable[[Target, list[Any], dict[str, Any]], tirx.PrimFunc]
 
 KERNELS: dict[str, Kernel] = {
     "packed_embedding": embedding.packed_embedding,
-    "rms_norm": rows.rms_norm,
-    "add_rms_norm": rows.add_rms_norm,
-    "qk_norm": rows.qk_norm,
-    "scale": rows.scale,
-    "rope_table": rows.rope_table,
-    "rope": rows.rope,
+    "rms_norm": norms.rms_norm,
+    "layer_norm": norms.layer_norm,
+    "add_rms_norm": norms.add_rms_norm,
+    "add_layer_norm": norms.add_layer_norm,
+    "qk_norm": norms.qk_norm,
+    "scale": elementwise.scale,
+    "clip": elementwise.clip,
+    "soft_cap": elementwise.soft_cap,
+    "rope_table": rope.rope_table,
+    "rope": rope.rope,
     "attention": attention.attention,
-    "gated": rows.gated,
+    "activate": elementwise.activate,
+    "gated": elementwise.gated,
     "take_rows": rows.take_rows,
     "argmax": rows.argmax,
     "packed_linear": block_linear.packed_linear,
-    "round_rows": rows.round_rows,
+    "round_rows": rounding.round_rows,
     "bf16_linear": linear.bf16_linear,
-    "quantize_rows": rows.quantize_rows,
+    "quantize_rows": rounding.quantize_rows,
     "i8_linear": block_linear.i8_linear,
+    "route": routing.route,
+    "gate_rows": routing.gate_rows,
+    **experts.KERNELS,
 }
 
 
 # Relax's own operations that are lowered as ours are.
-PLAIN: dict[str, Kernel] = {"add": rows.add, "concat": rows.concat}
+PLAIN: dict[str, Kernel] = {"add": elementwise.add, "concat": rows.concat}
 
 
 def make_kernel(name: str, target: Target, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -279,3 +279,40 @@ def exp(x: Any) -> Any:
         poly = fma(poly, r, splat(f32(1 / divisor)))
     power = T.shift_left(T.cast(n, "int32x16") + splat(i32(127)), splat(i32(23)))
     return poly * T.reinterpret(power, dtype="float32x16")
+
+
+def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
+    """Their sum times powers of x, the highest power's first."""
+    total = splat(f32(coefficients[0]))
+    for coefficient in coefficients[1:]:
+        total = fma(total, x, splat(f32(coefficient)))
+    return total
+
+
+# (tanh(x) / x - 1) / x^2 in x^2 for |x| < 0.625, and P of normal_tail, fitted to the least relative error: 5e-9, 4e-8.
+_TANH = (0.0022928266, -0.008344026, 0.021768947, -0.053959263, 0.13333304, -0.33333333)
+_TAIL = (
+    -0.029157719, 0.14403018, -0.25583762, 0.1593183, -0.023211494, 0.10555218, 0.11982136, 0.1398635, 0.1396213,
+)  # fmt: skip
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent in float32x16, within 3 ulp.
+
+    1 - 2 / (1 + e^2|x|) with the sign of x; where that would cancel, x + x^3 times a polynomial.
+    """
+    size = T.max(x, splat(f32(0)) - x)
+    far = splat(f32(1)) - splat(f32(2)) / (splat(f32(1)) + exp(T.min(size + size, splat(f32(88)))))
+    square = size * size
+    near = fma(size * square, _polynomial(square, _TANH), size)
+    found = T.Select(size >= splat(f32(0.625)), far, near)  # in this order: of NaN `near` is NaN, `far` is 1
+    return T.Select(x < splat(f32(0)), splat(f32(0)) - found, found)
+
+
+def normal_tail(x: Any) -> Any:
+    """The share of the normal distribution above x >= 0 in float32x16, to 2e-7, relatively to 5e-6.
+
+    e^(-x^2 / 2) t P(t) with t = 1 / (1 + 0.35 x): the form of Abramowitz and Stegun 26.2.17.
+    """
+    t = splat(f32(1)) / (splat(f32(1)) + x * splat(f32(0.35)))
+    return exp(x * x * splat(f32(-0.5))) * t * _polynomial(t, _TAIL)

@@ -45,6 +45,12 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2's folder, downloaded once into the cache folder."""
+    return Path(_module_from(ROOT / "examples" / "fetch_minilm.py").fetch())
+
+
+@pytest.fixture(scope="session")
 def gemma3_gguf() -> Path:
     """Gemma 3 270M's GGUF file where someone fetched it and so accepted its terms; else the test is skipped."""
     path: Path | None = _module_from(ROOT / "tests" / "bench" / "fetch_gemma3.py").cached()
@@ -87,9 +93,14 @@ _TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "norm_eps": 1e-5,
+    "norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
 }
 
 
@@ -97,8 +108,8 @@ _TINY: dict[str, Any] = {
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function `(model_type, **config) -> folder` that saves a random model as transformers does.
 
-    Keywords are its config's; `seed` and `shards` (of about equal size) come on top. The tokenizer
-    is a byte-level BPE of `vocab_size` entries at most, with <s>, </s> and the chat markers.
+    Keywords are its config's, beside those of _TINY that the family knows; `seed` and `shards` (of about equal size)
+    come on top. The tokenizer is a byte-level BPE of `vocab_size` entries at most, with <s>, </s> and the chat markers.
     """
     made: dict[str, Path] = {}
 
@@ -120,10 +131,13 @@ def tiny_llama(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
 
 def _save_tiny(folder: Path, model_type: str, seed: int, shards: int, config: dict[str, Any]) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
+    kind = CONFIG_MAPPING[model_type]
+    known = {*kind().to_dict(), *kind.attribute_map}
+    theirs = {key: value for key, value in config.items() if key in known or key not in _TINY}
+    model = AutoModelForCausalLM.from_config(kind(**theirs))
     with torch.no_grad():
         for parameter in model.parameters():
             # Norm weights too: a weight of ones would hide a norm that is left out.

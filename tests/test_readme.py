@@ -51,8 +51,9 @@ def test_help_is_as_shown(command: str, shown: str, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_commands_print_what_is_shown(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_commands_print_what_is_shown(smollm2_gguf: Path, minilm: Path, tmp_path: Path) -> None:
     (tmp_path / "SmolLM2-135M-Instruct.gguf").symlink_to(smollm2_gguf)
+    (tmp_path / "all-MiniLM-L6-v2").symlink_to(minilm)
     (tmp_path / "LICENSE").symlink_to(ROOT / "LICENSE")  # a text that who reads README has
     commands = _commands(help_only=False)
     assert len(commands) >= 3

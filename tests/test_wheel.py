@@ -57,7 +57,8 @@ def test_the_wheel_holds_every_file(wheel: Path, root: Path) -> None:
     assert Path("llmc/py.typed") in held
     assert any(path.name == "LICENSE" for path in held)
     extra = {path for path in held - wanted if ".dist-info" not in path.parts[0]}
-    assert extra == {Path("llmc/py.typed"), Path("llmc/compiler/driver/sample.txt")}
+    families = {Path("llmc", path.relative_to(root)) for path in (root / "frontends" / "families").iterdir()}
+    assert extra == {Path("llmc/py.typed"), Path("llmc/compiler/driver/sample.txt"), *families}
 
 
 def test_it_brings_no_compiler_and_little_else(clean: Path) -> None:

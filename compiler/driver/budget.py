@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from llmc.compiler.driver.check import compare
 from llmc.compiler.driver.probe import Probe
-from llmc.compiler.driver.recipe import Recipe
+from llmc.compiler.driver.recipe import ROUTER, Recipe
 from llmc.compiler.driver.sources import Gram, ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
 from llmc.compiler.spec import weight_count
+from llmc.compiler.spec_tensors import is_router
 from llmc.passes.matrices import Matrix
 from llmc.passes.quantize.allocate import Choice, allocate
 
@@ -47,7 +48,10 @@ def weigh_formats(
     choices = []
     for number, matrix in enumerate(probe.matrices):
         progress(number, len(probe.matrices))
-        choices.append(_choices(source, matrix, trial.loss(matrix), grams))
+        if is_router(matrix.sources[0]):
+            choices.append([Choice(ROUTER, 4 * matrix.rows * matrix.columns, 0.0)])
+        else:
+            choices.append(_choices(source, matrix, trial.loss(matrix), grams))
     progress(len(probe.matrices), len(probe.matrices))
     return choices
 
@@ -82,8 +86,11 @@ class _Trial:
         assert isinstance(format, BlockFormat)
         rounded = dequantize(format, format.quantize(self.source.stacked(matrix.sources)))[:, : matrix.columns]
         with self.probe.replaced(matrix, rounded):
-            kl = [compare(e, self.probe.run(ids)[0])[0] for e, ids in zip(self.expected, self.windows, strict=True)]
-        return float(np.concatenate(kl).mean())
+            lost = [
+                compare(e, self.probe.run(ids)[0], self.probe.hidden)[0]
+                for e, ids in zip(self.expected, self.windows, strict=True)
+            ]
+        return float(np.concatenate(lost).mean())
 
 
 def _choices(source: ModelSources, matrix: Matrix, trial_loss: float, grams: Mapping[str, Gram]) -> list[Choice]:

@@ -1,4 +1,4 @@
-"""What quantization did to the model: the artifact's next-token distributions beside the original's."""
+"""What quantization did to the model: the artifact's outputs beside the original's."""
 
 from __future__ import annotations
 
@@ -14,43 +14,60 @@ from llmc.runtime.model import load
 from llmc.runtime.quality import score_rows
 
 LARGE_KL = 0.1  # nats: about where answers start to differ visibly
+LARGE_ANGLE = 0.01  # one less the cosine: about where the order of a search's results starts to differ
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean Kullback-Leibler divergence of a text's tokens, in nats, and how often the likeliest token is the same."""
+    """Means over a text's tokens.
 
-    kl: float
-    top1_agreement: float
+    Of a model with logits: Kullback-Leibler divergence in nats, and how often the likeliest token is the same. Of one
+    with vectors: the cosine between the original's and ours.
+    """
+
     tokens: int
+    kl: float | None = None
+    top1_agreement: float | None = None
+    cosine: float | None = None
 
     @property
     def large(self) -> bool:
         """Whether people are likely to notice."""
-        return self.kl > LARGE_KL
+        return (self.kl or 0) > LARGE_KL or (self.cosine is not None and 1 - self.cosine > LARGE_ANGLE)
 
     def as_dict(self) -> dict[str, float | int]:
         """As the manifest has it."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def measure(probe: Probe, artifact: Path, windows: list[list[int]]) -> Loss:
     """Run the finished artifact and the original on the same windows."""
-    kl, same = [], []
+    lost, same = [], []
     with load(artifact) as model:
         for ids in windows:
             sequence = model.engine.new_sequence()
             got = model.engine.step([Feed(sequence, ids, "all")]).logits
             model.engine.release(sequence)
-            divergence, agreement = compare(probe.run(ids)[0], got)
-            kl.append(divergence)
+            divergence, agreement = compare(probe.run(ids)[0], got, probe.hidden)
+            lost.append(divergence)
             same.append(agreement)
-    every = np.concatenate(kl)
-    return Loss(float(every.mean()), float(np.concatenate(same).mean()), len(every))
+    every, agreed = np.concatenate(lost), float(np.concatenate(same).mean())
+    if probe.hidden:
+        return Loss(len(every), cosine=1 - float(every.mean()))
+    return Loss(len(every), float(every.mean()), agreed)
 
 
-def compare(expected: NDArray[np.float32], got: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Logits (n, V) of both -> KL(expected || got) and equality of the likeliest token, (n,)."""
+def compare(
+    expected: NDArray[np.float32], got: NDArray[np.float32], hidden: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Logits (n, V) of both -> KL(expected || got) and equality of the likeliest token, (n,).
+
+    `hidden`: of vectors (n, C), in place of KL, one less the cosine between them.
+    """
+    if hidden:
+        a, b = expected.astype(np.float64), got.astype(np.float64)
+        cosine = (a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30)
+        return 1 - cosine, np.ones(len(a), np.bool_)
     outputs = [Output(logits, logits.argmax(-1).astype(np.int32)) for logits in (got, expected)]
     _, kl = score_rows(outputs, outputs[1].argmax)
     return kl, outputs[0].argmax == outputs[1].argmax

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmc.compiler.driver.recipe import VOCABULARY, Recipe, describe
@@ -24,6 +25,8 @@ def describe_model(
     source_weights = weight_count(spec)
     return {
         "name": spec.name,
+        "task": _task(spec),
+        "pooling": asdict(spec.pooling) if spec.pooling else None,
         "spec": to_dict(spec),
         "vocab": spec.sizes.vocab,
         "context": spec.sizes.context,
@@ -43,7 +46,7 @@ def describe_model(
         "weights": weights,
         "tokens": {
             "bos": spec.tokens.bos, "eos": list(spec.tokens.eos), "add_bos": spec.tokens.add_bos,
-            "special": model.special_tokens,
+            "end": spec.tokens.end, "special": model.special_tokens,
         },
         "chat_template": "chat_template.jinja" if model.chat_template else None,
         "tokenizer": "tokenizer.json",
@@ -52,3 +55,9 @@ def describe_model(
             "llmc": importlib.metadata.version("llmc"), "tvm": importlib.metadata.version("apache-tvm"),
         },
     }  # fmt: skip
+
+
+def _task(spec: ModelSpec) -> str:
+    if spec.pooling:
+        return "embed"
+    return "generate" if spec.attention.causal else "fill"

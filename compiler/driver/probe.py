@@ -56,6 +56,7 @@ class Probe:
         heads, size = spec.attention.kv_heads, spec.attention.head_dim
         self._page = (2, heads, size * PAGE)
         self._layers = spec.sizes.layers
+        self.hidden: bool = spec.head.kind == "hidden"  # outputs are vectors, not logits
 
     def run(self, ids: list[int]) -> tuple[F32, list[F32]]:
         """Logits (n, V) of every place of a text, and the inputs (n, K) of every matrix that has one."""

@@ -9,14 +9,16 @@ from typing import Any
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED, BlockFormat
 from llmc.compiler.spec import ModelSpec, tensor_shapes
+from llmc.compiler.spec_tensors import is_router
 from llmc.compiler.text_file import parse_toml, read_text
 
 Recipe = dict[str, str]  # our name of a matrix -> its format
 FALLBACK = "q8"  # of floats when nothing is asked for: within rounding of the source
+ROUTER = "f32"  # of routers: few weights, and a rounded one sends tokens to other experts
 RECIPE_LIMIT = 1 << 22  # characters of a recipe file
 
 # Below 5 bits the vocabulary's table, which every token passes twice when tied, costs most quality per bit saved.
-VOCABULARY = {"embedding", "head"}
+VOCABULARY = {"embedding", "positions", "head"}
 _LEAST_VOCABULARY = {"f16": "q8", "row": "c6"}  # by how the format stores scales: ours go with ours
 
 
@@ -26,8 +28,14 @@ def matrix_names(spec: ModelSpec) -> list[str]:
 
 
 def uniform(spec: ModelSpec, quant: str) -> Recipe:
-    """One format for all; the vocabulary's table gets no less than about 6 bits."""
-    return {name: _for_vocabulary(quant) if name in VOCABULARY else quant for name in matrix_names(spec)}
+    """One format for all; the vocabulary's table gets no less than about 6 bits, routers of experts stay float32."""
+    return {name: _uniform(name, quant) for name in matrix_names(spec)}
+
+
+def _uniform(name: str, quant: str) -> str:
+    if is_router(name):
+        return ROUTER
+    return _for_vocabulary(quant) if name in VOCABULARY else quant
 
 
 def _for_vocabulary(quant: str) -> str:
@@ -39,7 +47,9 @@ def _for_vocabulary(quant: str) -> str:
 
 def keep(model: Any) -> Recipe:
     """Each matrix as the checkpoint stores it where a format of ours holds that without loss, else `FALLBACK`."""
-    return {name: model.tensors[name].kept or FALLBACK for name in matrix_names(model.spec)}
+    return {
+        name: ROUTER if is_router(name) else model.tensors[name].kept or FALLBACK for name in matrix_names(model.spec)
+    }
 
 
 def read_recipe(path: Path, model: Any) -> Recipe:

@@ -19,7 +19,9 @@ CALIBRATION_WINDOWS = 16
 
 def sample_window(model: Any) -> list[int]:
     """The first tokens of a short text of ours: prose, dialogue, code, numbers, other languages."""
-    return _ids(model, files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8"))[:SAMPLE_TOKENS]
+    return _ids(model, files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8"))[
+        : min(SAMPLE_TOKENS, model.spec.sizes.context)
+    ]
 
 
 def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:

@@ -22,6 +22,7 @@ from llmc.cli_bench import bench
 from llmc.cli_chat import chat
 from llmc.cli_compile import compile_command
 from llmc.cli_doctor import doctor
+from llmc.cli_embed import embed, fill
 from llmc.cli_eval import eval_command
 from llmc.cli_inspect import inspect_command, verify
 from llmc.cli_run import run
@@ -153,5 +154,8 @@ def command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _subcommand in (compile_command, run, chat, bench, eval_command, inspect_command, verify, spec, doctor):
+_COMMANDS: tuple[click.Command, ...] = (
+    compile_command, run, chat, embed, fill, bench, eval_command, inspect_command, verify, spec, doctor,
+)  # fmt: skip
+for _subcommand in _COMMANDS:
     command.add_command(_subcommand)

@@ -108,7 +108,11 @@ Formats, with bits per weight:
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
 @json_option
 def compile_command(source: str, output: str, save_recipe: str | None, as_json: bool, **options: Any) -> None:
-    """Compile SRC, a GGUF file or a Hugging Face folder with safetensors, into NAME.llmc."""
+    """Compile SRC into NAME.llmc.
+
+    SRC is a GGUF file (the first of a split one), a Hugging Face folder with safetensors or PyTorch weights, or a
+    llama2.c file.
+    """
     need_compiler("compile")
     from llmc.compiler.driver import compile_model
 

@@ -45,6 +45,7 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("name", str(manifest["name"])),
         ("format", str(manifest["format"])),
+        ("made to", _task(manifest)),
         ("blocks", _blocks(manifest["spec"])),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
@@ -57,6 +58,13 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("compiled by", compiler),
         ("size", words_for_bytes(manifest["bytes"])),
     ]
+
+
+def _task(manifest: dict[str, Any]) -> str:
+    pooling = manifest["pooling"]
+    if pooling is None:
+        return str(manifest["task"])
+    return f"{manifest['task']}, {pooling['kind']} of the tokens{', length 1' if pooling['normalize'] else ''}"
 
 
 def _token_bytes(kv: dict[str, Any]) -> str:

@@ -3,60 +3,99 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmc.console import json_option, need_compiler, print_json
+
+if TYPE_CHECKING:
+    from llmc.compiler.spec import ModelSpec
 
 
 @click.command(
     short_help="Show a model as a spec.",
     epilog="""\b
 Examples:
-  llmc spec model.gguf > model.toml
+  llmc spec model.gguf -o model.toml
   llmc spec model.gguf --check model.toml""",
 )
 @click.argument("model", metavar="MODEL")
-@click.option("--check", "check", metavar="FILE", help="Say where FILE differs from the model's own spec.")
+@click.option("-o", "--output", metavar="FILE", help="Write the spec to FILE, which must not be there yet.")
+@click.option("--check", "check", metavar="FILE", help="Say whether FILE fits the model's weights, and what differs.")
 @json_option
-def spec(model: str, check: str | None, as_json: bool) -> None:
+def spec(model: str, output: str | None, check: str | None, as_json: bool) -> None:
     """Print the spec of MODEL, a GGUF file or a Hugging Face folder, as TOML.
 
     With --check, FILE must be a valid spec that accounts for every weight of the model; the
-    places where it differs from the model's own spec are listed, which is no error.
+    places where it differs from the model's own spec are listed, which is no error. A model
+    that has no spec of its own, because llmc does not know its family, is checked all the same.
     """
     need_compiler("spec")
-    from llmc.compiler.spec import from_toml, to_dict, to_toml
+    if check is None:
+        _show(model, output, as_json)
+    elif output is None:
+        _check(model, check, as_json)
+    else:
+        raise click.UsageError("--check writes nothing; leave out -o")
+
+
+def _show(model: str, output: str | None, as_json: bool) -> None:
+    from llmc.compiler.spec import to_dict, to_toml
     from llmc.frontends.source import open_model
 
-    own = open_model(model)
+    if output is not None and Path(output).exists():  # someone may have edited it
+        raise click.ClickException(f"{output}: is there already; remove it or give another name")
+    with open_model(model) as own:
+        found = own.spec
+    if output is not None:
+        Path(output).write_text(to_toml(found), encoding="utf-8")
+    if as_json:
+        print_json(to_dict(found) if output is None else {"path": output})
+    elif output is None:
+        click.echo(to_toml(found), nl=False)
+
+
+def _check(model: str, file: str, as_json: bool) -> None:
+    from llmc.compiler.errors import LlmcError
+    from llmc.compiler.spec import to_dict
+    from llmc.frontends.source import open_model
+
+    wanted = _read(file)
     try:
-        if check is None:
-            if as_json:
-                print_json(to_dict(own.spec))
-            else:
-                click.echo(to_toml(own.spec), nl=False)
-            return
-        wanted = from_toml(_read(check))
         open_model(model, spec=wanted).close()
-        rows = list(differences(to_dict(own.spec), to_dict(wanted)))
-    finally:
-        own.close()
+    except LlmcError as error:
+        raise LlmcError(f"{file}: {error}") from error
+    refusal = None
+    rows: list[tuple[str, Any, Any]] = []
+    try:
+        with open_model(model) as own:
+            rows = differences(to_dict(own.spec), to_dict(wanted))
+    except LlmcError as error:
+        refusal = str(error)
     if as_json:
         names = ("key", "model", "file")
-        print_json({"fits": True, "differences": [dict(zip(names, row, strict=True)) for row in rows]})
+        found = {"fits": True, "differences": [dict(zip(names, row, strict=True)) for row in rows]}
+        print_json(found if refusal is None else found | {"no_own_spec": refusal})
         return
-    click.echo(f"{check}: fits {model}" + (", with other values:" if rows else ", same values"))
+    if refusal is not None:
+        click.echo(f"{file}: fits {model}, which has no spec of its own: {refusal}")
+        return
+    click.echo(f"{file}: fits {model}" + (", with other values:" if rows else ", same values"))
     for key, ours, theirs in rows:
         click.echo(f"  {key} = {theirs!r}, the model says {ours!r}")
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> ModelSpec:
+    from llmc.compiler.errors import LlmcError
+    from llmc.compiler.spec import from_toml
+    from llmc.compiler.text_file import read_text
+
+    text = read_text(Path(path), "the spec")
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{path}: not UTF-8 at byte {error.start}") from None
+        return from_toml(text)
+    except LlmcError as error:
+        raise LlmcError(f"{path}: {error}") from error
 
 
 def differences(ours: Any, theirs: Any, key: str = "") -> list[tuple[str, Any, Any]]:

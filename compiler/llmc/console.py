@@ -121,4 +121,6 @@ def words_for_loss(loss: dict[str, Any]) -> str:
     >>> words_for_loss({"kl": 0.0030277, "top1_agreement": 0.9726, "tokens": 256})
     'KL 0.0030, same first choice 97.3% (over 256 tokens)'
     """
+    if "cosine" in loss:
+        return f"cosine {loss['cosine']:.4f} to the original's vectors (over {loss['tokens']} tokens)"
     return f"KL {loss['kl']:.4f}, same first choice {loss['top1_agreement']:.1%} (over {loss['tokens']} tokens)"

@@ -98,8 +98,9 @@ class Case:
 def row(case: Case, count: int, seconds: float, first: float) -> dict[str, Any]:
     """One row of the table."""
     return {
-        "format": case.name, "rows": count, "bytes": case.bytes, "us": seconds * 1e6, "gb_s": case.bytes / seconds / 1e9,
-        "gops": 2e-9 * count * case.outputs * case.columns / seconds, "cost": seconds / first,
+        "format": case.name, "rows": count, "bytes": case.bytes, "us": seconds * 1e6,
+        "gb_s": case.bytes / seconds / 1e9, "gops": 2e-9 * count * case.outputs * case.columns / seconds,
+        "cost": seconds / first,
     }  # fmt: skip
 
 

@@ -74,6 +74,6 @@ def _table(found: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {name}{' + calibration' if row['calibrated'] else ''} | {row['bits_per_weight']:.2f} | "
             f"{row['bytes'] / 1e6:.1f} | {row['perplexity']:.2f} | {row['kl']:.4f} | {row['top1_agreement']:.1%} | "
-            f"{row['decode_tokens_per_s'] or 0:.0f} |".replace(" 0 |", " |")
+            f"{row.get('decode_tokens_per_s') or 0:.0f} |".replace(" 0 |", " |")
         )
     return "\n".join(lines) + "\n"

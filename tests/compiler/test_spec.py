@@ -15,8 +15,12 @@ from llmc.compiler.errors import SpecError
 from llmc.compiler.spec import (
     CHOICES,
     LIMITS,
+    SWITCHES,
     Embedding,
+    Head,
     ModelSpec,
+    Pooling,
+    Scaling,
     Tokens,
     Window,
     example,
@@ -31,6 +35,8 @@ from llmc.compiler.spec import (
 replace = dataclasses.replace
 LAYER = "layers.{layer}."
 NORMS = {f"{LAYER}{x}_norm": f"n.{{layer}}.{x}" for x in ("q", "k", "attention_post", "mlp_post")}
+NORMS |= {f"{LAYER}{x}_norm_bias": f"nb.{{layer}}.{x}" for x in ("attention", "attention_post", "mlp", "mlp_post")}
+NORMS |= {"final_norm_bias": "final_norm.bias"}
 BIASES = {f"{LAYER}{x}_bias": f"b.{{layer}}.{x}" for x in ("q", "k", "v", "o", "gate", "up", "down")}
 
 
@@ -39,18 +45,31 @@ def full() -> ModelSpec:
     spec = example()
     return replace(
         spec,
-        norm=replace(spec.norm, weight="plus_one", place="sandwich"),
+        norm=replace(spec.norm, weight="plus_one", place="sandwich", bias=True),
         attention=replace(spec.attention, bias=True, output_bias=True, qk_norm="head"),
         mlp=replace(spec.mlp, bias=True),
         embedding=Embedding(scale=5.5),
         window=Window(size=16, layers=(1,), theta=1e4),
+        scaling=Scaling("llama3", 8.0, 64),
         head=replace(spec.head, tied=False),
         tokens=Tokens(None, (), False),
         tensors=spec.tensors | BIASES | NORMS | {"head": "lm_head.weight"},
     )
 
 
-@pytest.mark.parametrize("spec", [example(), full()])
+def encoder() -> ModelSpec:
+    """The example as an encoder that gives vectors."""
+    spec = example()
+    return replace(
+        spec,
+        attention=replace(spec.attention, causal=False),
+        head=Head(tied=True, kind="hidden"),
+        pooling=Pooling("mean", normalize=True),
+        tokens=Tokens(1, (), True, end=2),
+    )
+
+
+@pytest.mark.parametrize("spec", [example(), full(), encoder()])
 def test_round_trips(spec: ModelSpec) -> None:
     assert from_toml(to_toml(spec)) == spec
     assert from_dict(json.loads(json.dumps(to_dict(spec)))) == spec
@@ -68,7 +87,7 @@ floats = st.floats(*map(float, LIMITS["position.theta"]))
     eps=st.floats(*map(float, LIMITS["norm.eps"])),
     context=st.integers(*map(int, LIMITS["sizes.context"])),
     eos=st.lists(st.integers(0, 63), max_size=8, unique=True),
-    file_name=names.filter(lambda text: "{layer}" not in text),
+    file_name=names.filter(lambda text: "{layer}" not in text and "|" not in text),
 )
 def test_round_trips_of_any_values(
     name: str, theta: float, eps: float, context: int, eos: list[int], file_name: str
@@ -97,7 +116,7 @@ def test_shapes_and_names() -> None:
     assert shapes["layers.0.mlp_post_norm"] == (32,)
     assert shapes["head"] == (64, 32)
     assert list(shapes)[0] == "embedding"
-    assert list(shapes)[-2:] == ["final_norm", "head"]
+    assert list(shapes)[-3:] == ["final_norm", "final_norm_bias", "head"]
     assert list(expand(full())) == list(shapes)
     assert expand(full())["layers.1.q_bias"] == "b.1.q"
     assert "head" not in tensor_shapes(example())
@@ -105,7 +124,9 @@ def test_shapes_and_names() -> None:
 
 def bad(path: str, value: Any) -> str:
     """The refusal of the example, or of the full spec where only that has the block, with one value changed."""
-    plain = to_dict(full() if path.startswith("window.") else example())
+    block = path.split(".")[0]
+    spec = full() if block in ("window", "scaling", "position", "norm", "wiring") else example()
+    plain = to_dict(encoder() if path in ("pooling", "pooling.kind", "attention.causal", "head.transform") else spec)
     table, _, key = path.rpartition(".")
     (plain[table] if table else plain)[key] = value
     with pytest.raises(SpecError) as caught:
@@ -119,7 +140,7 @@ def bad(path: str, value: Any) -> str:
 @pytest.mark.parametrize("path", LIMITS)
 def test_numbers_out_of_bounds(path: str) -> None:
     low, high = LIMITS[path]
-    for value in (low - 1, -1, 0, high * 2, 10**300):
+    for value in (low - 1 or -2, -1, -1 if path in SWITCHES else 0, high * 2, 10**300):
         assert f"{path} = " in bad(path, value)
     for value in (math.nan, math.inf, -math.inf):
         assert path in bad(path, value)
@@ -138,8 +159,20 @@ def test_unknown_kinds(path: str) -> None:
     [
         ("attention.kv_heads", 3, "heads = 4 is no multiple of kv_heads = 3"),
         ("attention.head_dim", 7, "head_dim = 7, wanted an even number"),
-        ("window.layers", [], "window.layers = (), wanted indices from 0 to 1, ascending, at least one"),
-        ("window.layers", [2], "window.layers = (2,)"),
+        ("window.layers", [], "window.layers has no layer; leave window out"),
+        ("window.layers", [2], "window.layers = (2,), wanted indices from 0 to 1, ascending"),
+        ("position.plain_layers", [1, 0], "position.plain_layers = (1, 0), wanted indices from 0 to 1, ascending"),
+        ("position.rotary_dim", 10, "position.rotary_dim = 10, wanted an even number up to 8"),
+        ("position.kind", "alibi", "scaling is for rope, but position.kind is alibi"),
+        ("scaling.short", [1.0], "scaling.short and scaling.long are for longrope, not for llama3"),
+        ("scaling.kind", "longrope", "scaling.long = (), wanted 4 numbers above 0"),
+        ("scaling.long", ["1"], "wanted a list of numbers"),
+        ("pooling", None, "head.kind = hidden and a table [pooling] go together"),
+        ("attention.causal", True, "pooling.kind = mean needs attention.causal = false"),
+        ("head.transform", True, "head.kind = hidden has no weights"),
+        ("tokens.end", 64, "tokens.end = 64, wanted an id from 0 to 63"),
+        ("norm.weight", "none", "norm.bias is true, but norm.weight is none"),
+        ("wiring.order", "parallel", "wiring.order = parallel needs norm.place = pre, got sandwich"),
         ("window.layers", [-1, 0], "window.layers = (-1, 0)"),
         ("window.layers", [1, 0], "window.layers = (1, 0)"),
         ("window.layers", [1, 1], "window.layers = (1, 1)"),

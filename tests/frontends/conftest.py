@@ -44,10 +44,11 @@ def _tensors(vocab: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """A function `(keys, tensors, quant) -> path` that writes a two-layer model of 64 channels.
+    """A function `(keys, tensors, quant, **split) -> path` that writes a two-layer model of 64 channels.
 
     `keys` replace or add metadata (None leaves a key out); `tensors` likewise, uint8 ones as bytes of
-    blocks; `quant` is the type of every matrix.
+    blocks; `quant` is the type of every matrix; `split` cuts it into parts as
+    GGUFWriter does, the path is then that of the first.
     """
     import gguf
 
@@ -55,10 +56,11 @@ def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
         keys: dict[str, Any] | None = None,
         tensors: dict[str, Any] | None = None,
         quant: str = "F32",
+        **split: Any,
     ) -> Path:
         tokens, types = _vocabulary()
         path = tmp_path / "tiny.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
+        writer = gguf.GGUFWriter(path, "llama", **split)
         metadata: dict[str, Any] = {
             "general.name": "Tiny",
             "llama.context_length": np.uint32(128),
@@ -90,7 +92,7 @@ def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path
+        return min(tmp_path.glob("tiny-00001-of-*.gguf")) if split else path
 
     return write
 

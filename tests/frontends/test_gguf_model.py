@@ -197,7 +197,7 @@ def test_a_given_spec_replaces_the_derived_one(tiny_gguf: Write) -> None:
         ({"tokenizer.chat_template": True}, "chat_template is True"),
         ({"general.type": "adapter"}, "general.type = 'adapter'"),
         ({"clip.vision": True}, "unknown keys 'clip.vision'"),
-        ({"split.count": np.uint32(3)}, "split over several files"),
+        ({"split.count": np.uint32(3)}, "one of several parts .split.no = None, split.count = 3., which are called"),
     ],
 )
 def test_metadata_that_is_refused(tiny_gguf: Write, keys: dict[str, object], message: str) -> None:

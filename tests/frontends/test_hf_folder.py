@@ -158,22 +158,22 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "heads": ({"num_attention_heads": 3, "head_dim": 16}, ["no multiple of num_key_value_heads"]),
     "head size": ({"num_attention_heads": 6, "head_dim": None}, ["and head_dim is not given"]),
     "odd": ({"head_dim": 15}, ["head_dim = 15, wanted an even number"]),
-    "activation": ({"hidden_act": "gelu"}, ["hidden_act = 'gelu', llmc knows: 'silu'"]),
+    "activation": ({"hidden_act": "xielu"}, ["hidden_act = 'xielu', llmc knows: 'silu'"]),
     "flag": ({"attention_bias": "yes"}, ["attention_bias = 'yes', wanted true or false"]),
     "code": ({"auto_map": {"AutoModel": "x.Y"}}, ["auto_map is set: the model runs its own"]),
     "quantized": ({"quantization_config": {"bits": 4}}, ["quantization_config.quant_method is None"]),
-    "family": ({"model_type": "gemma"}, ["model_type is 'gemma', llmc knows: llama, mistral"]),
+    "family": ({"model_type": "mamba"}, ["model_type is 'mamba'", "llmc knows: ", " llama, "]),
     "family a list": ({"model_type": []}, ["model_type is []"]),
     "no family": ({"model_type": ...}, ["model_type is None"]),
     "unknown": (
         {"hiden_size": 1, "logit_softcap": 30, "no\n\x1b[2Jpe": 0},
         ["'hiden_size' (near: hidden_size)", "'logit_softcap'", r"'no\n\x1b[2Jpe'"],
     ),
-    "yarn": (
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
-        ["rope_parameters is", "'yarn'", "'default' and 'linear'"],
+    "rope kind": (
+        {"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4, "factor": 4.0}},
+        ["rope_parameters is", "'ntk'", "'default', 'linear', "],
     ),
-    "old dynamic": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'"]),
+    "old rope kind": ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, ["'ntk'"]),
     "linear factor": ({"rope_parameters": THETA | {"rope_type": "linear"}}, ["rope_parameters.factor = None"]),
     "linear 0": ({"rope_scaling": {"type": "linear", "factor": 0}}, ["rope_scaling.factor = 0, wanted"]),
     "factors": (
@@ -377,6 +377,9 @@ def test_tokenizers_that_do_not_fit(folder: Path) -> None:
 
 
 def test_weights_in_other_formats_are_named(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(SourceError, match="llmc reads safetensors, convert other weights"):
+    weights = (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(SourceError, match="no model.safetensors or pytorch_model.bin, .*; convert other weights"):
+        open_model(folder)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(SourceError, match=r"pytorch_model.bin: .*, wanted a pickle of protocol 2 to 5"):
         open_model(folder)

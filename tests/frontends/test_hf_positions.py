@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.spec import ModelSpec, Window
+from llmc.compiler.spec import ModelSpec, Scaling, Window
 from llmc.frontends.hf_config import derive_spec
 
 SIZES = {
@@ -76,6 +77,137 @@ def test_what_no_key_says() -> None:
     assert qwen.window == Window(size=4096, layers=(6,), theta=5e5)
 
 
+def test_windows_of_other_families() -> None:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "head_dim")}
+    assert derive("cohere2", sliding_window=9, head_dim=12).position.plain_layers == (3,)
+    assert layers("cohere2", sliding_window=9) == (0, 1, 2, 4, 5, 6)
+    assert derive("exaone4", sliding_window=9).position.plain_layers == (3,)
+    assert derive("exaone4", sliding_window=None).position.plain_layers == ()
+    assert layers("exaone4", sliding_window=None) == ()
+    assert layers("cwm") == (1, 2, 3, 5, 6)
+    smollm3 = derive_spec({"model_type": "smollm3", **sizes, "num_key_value_heads": 2}, {}, "x", None)
+    assert smollm3.position.plain_layers == (3,)
+    assert smollm3.window is None
+    neo = {
+        "model_type": "gpt_neo", "vocab_size": 64, "hidden_size": 48, "num_layers": 6, "num_heads": 4,
+        "max_position_embeddings": 9,
+    }  # fmt: skip
+    window = derive_spec({**neo, "attention_types": [[["global", "local"], 3]]}, {}, "x", None).window
+    assert window
+    assert (window.size, window.layers) == (256, (1, 3, 5))
+    for wrong in (
+        [[["global", "local"], 2]],
+        [[["global", "local"], 10**9]],
+        [["global", 6]],
+        3,
+        [[["global", "near"], 3]],
+    ):
+        with pytest.raises(LlmcError, match="attention_"):
+            derive_spec({**neo, "attention_types": wrong}, {}, "x", None)
+
+
+def test_part_of_a_head() -> None:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "head_dim")}
+    config: dict[str, Any]
+    for config, rotated in (
+        ({}, 4),
+        ({"rotary_pct": 0.5}, 8),
+        ({"partial_rotary_factor": 1.0}, 0),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.3}}, 4),
+    ):
+        spec = derive_spec({"model_type": "gpt_neox", **sizes, "hidden_size": 64, **config}, {}, "x", None)
+        assert spec.position.rotary_dim == rotated
+    for part in (0, 1.5, "x", True):
+        with pytest.raises(LlmcError, match="rotary_pct = .*wanted a number above 0 and up to 1"):
+            derive_spec({"model_type": "gpt_neox", **sizes, "rotary_pct": part}, {}, "x", None)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2] * 8}
+
+
+def test_scaling() -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        spec = derive("llama", rope_theta=5e5, **{key: LLAMA3})
+        assert spec.scaling == Scaling("llama3", 8.0, 32, low=1.0, high=4.0)
+        assert spec.position.theta == 5e5
+    assert derive("llama", rope_scaling={"type": "dynamic", "factor": 2.0}).scaling is None
+    yarn = derive("qwen2", rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32})
+    assert yarn.scaling == Scaling("yarn", 4.0, 32, low=1.0, high=32.0, magnitude=1 + 0.1 * math.log(4))
+    spelled = {"beta_fast": 16, "beta_slow": 2.0, "attention_factor": 0.5, "truncate": False}
+    yarn = derive("qwen2", rope_scaling={"type": "yarn", **spelled})
+    assert yarn.scaling == Scaling("yarn", 1.0, 128, low=2.0, high=16, magnitude=0.5, round_ends=False)
+    both = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7}
+    yarn = derive("qwen2", rope_parameters=both)
+    assert yarn.scaling
+    assert yarn.scaling.magnitude == 1.0
+    sizes = {**SIZES, "num_key_value_heads": 4, "hidden_size": 64, "model_type": "phi3"}
+    del sizes["head_dim"]
+    for kind in ("longrope", "su"):
+        long = derive_spec(
+            {**sizes, "rope_scaling": LONG | {"type": kind}, "original_max_position_embeddings": 32}, {}, "x", None
+        )
+        magnitude = math.sqrt(1 + math.log(4) / math.log(32))
+        assert long.scaling == Scaling("longrope", 4.0, 32, magnitude=magnitude, short=(1.0,) * 8, long=(2.0,) * 8)
+
+
+def test_layers_with_a_window_can_be_unscaled() -> None:
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    olmo3 = derive_spec({"model_type": "olmo3", **sizes, "rope_scaling": LLAMA3, "rope_theta": 5e4}, {}, "x", None)
+    assert olmo3.scaling
+    assert olmo3.window == Window(size=4096, layers=(0, 1, 2, 4, 5, 6), theta=5e4, scaled=False)
+    cwm = derive("cwm")  # which is scaled when no key says so, in all layers
+    assert cwm.scaling == Scaling("llama3", 16.0, 8192, low=1.0, high=4.0)
+    assert cwm.window
+    assert cwm.window.scaled
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"low_freq_factor": ...}, "rope_scaling.low_freq_factor = None, wanted a number"),
+        ({"factor": ...}, "rope_scaling.factor = None, wanted a number"),
+        ({"factor": 0.5}, "rope_scaling.factor = 0.5, wanted"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings = 0, wanted a whole number"),
+        ({"original_max_position_embeddings": "x"}, "original_max_position_embeddings = 'x', wanted a whole number"),
+        ({"beta_fast": 32}, "rope_scaling has unknown keys 'beta_fast'"),
+        ({"rope_type": "yarn"}, "unknown keys 'low_freq_factor'"),
+        ({"rope_type": ["yarn"]}, "llmc knows rope_type 'default', 'linear', 'dynamic', 'llama3', 'yarn', 'longrope'"),
+        ({"type": "yarn"}, "rope_scaling is "),
+    ],
+)
+def test_scaling_that_is_refused(table: dict[str, Any], message: str) -> None:
+    scaling = {key: value for key, value in (LLAMA3 | table).items() if value is not ...}
+    with pytest.raises(LlmcError, match=message):
+        derive("llama", rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rope_type": "yarn", "mscale": -1}, "mscale = -1, wanted a number above 0"),
+        ({"rope_type": "yarn", "attention_factor": 0}, "attention_factor = 0, wanted"),
+        ({"rope_type": "yarn", "truncate": 1}, "truncate = 1, wanted true or false"),
+        ({"rope_type": "yarn", "beta_slow": "1"}, "beta_slow = '1', wanted a number"),
+        (LONG | {"long_factor": None}, "long_factor = None, wanted a list of numbers"),
+        (LONG | {"long_factor": ["1"] * 8}, "long_factor = .*, wanted a list of numbers"),
+        (LONG | {"long_factor": [1.0] * 7}, "scaling.long = .*, wanted 8 numbers above 0"),
+        (LONG | {"short_factor": [0.0] * 8}, "short_factor = .*, wanted a list of numbers above 0"),
+    ],
+)
+def test_more_scaling_that_is_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(LlmcError, match=message):
+        derive("llama", rope_scaling=table)
+
+
+def test_two_tables_that_disagree() -> None:
+    with pytest.raises(LlmcError, match="rope_parameters and rope_scaling scale rope in different ways"):
+        derive("llama", rope_parameters=DEFAULT, rope_scaling=LLAMA3)
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
@@ -89,10 +221,11 @@ def test_what_no_key_says() -> None:
         ("gemma3_text", {"sliding_window_pattern": "6"}, "sliding_window_pattern = '6'"),
         ("gemma3_text", {"query_pre_attn_scalar": -256}, "query_pre_attn_scalar = -256"),
         ("gemma3_text", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar = None"),
-        ("gemma3_text", {"hidden_activation": "gelu"}, "hidden_activation = 'gelu', llmc knows: 'silu'"),
+        ("gemma3_text", {"hidden_activation": "xielu"}, "hidden_activation = 'xielu', llmc knows: 'silu'"),
         ("gemma3_text", {"hidden_act": "gelu_pytorch_tanh"}, r"unknown keys 'hidden_act' \(near: hidden_activation"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set: llmc has no softcapping"),
-        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is set"),
+        ("gemma3_text", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping = -50.0, wanted a number"),
+        ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set: llmc has no softcapping"),
+        ("qwen3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is set"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is set"),
         ("gemma3_text", {"attention_k_eq_v": True}, "attention_k_eq_v is set"),
         ("gemma3_text", {"num_kv_shared_layers": 3}, "unknown keys 'num_kv_shared_layers'"),
@@ -112,7 +245,9 @@ def test_what_no_key_says() -> None:
         ("qwen2", {"rope_local_base_freq": 1e4}, "unknown keys 'rope_local_base_freq'"),
         ("qwen2", {"attention_bias": True}, "unknown keys 'attention_bias'"),
         ("mistral", {"layer_types": 7 * [FULL]}, "unknown keys 'layer_types'"),
-        ("gemma3", {}, "model_type is 'gemma3', llmc knows: llama, mistral, qwen2, qwen3, gemma3_text"),
+        ("gemma3_txt", {}, r"model_type is 'gemma3_txt' \(near: gemma3_text\), llmc knows: .*llama, .*mistral"),
+        ("_llama", {}, "model_type is '_llama'"),
+        ("../families/llama", {}, "model_type is '../families/llama'"),
     ],
 )
 def test_values_that_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:

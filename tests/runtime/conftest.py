@@ -163,7 +163,9 @@ def fake_artifact(tmp_path: Path) -> Path:
     weights, size = contents["weights.safetensors"], 8192
     chunks = [hashlib.sha256(weights[at : at + size]).hexdigest() for at in range(0, len(weights), size)]
     manifest = {
-        "format": 1,
+        "format": 2,
+        "task": "generate",
+        "pooling": None,
         "name": "tiny",
         "spec": {},
         "vocab": 97,
@@ -180,7 +182,7 @@ def fake_artifact(tmp_path: Path) -> Path:
         "variants": [{"file": "lib/cpu-test.so", "name": "cpu-test", "arch": platform.machine(), "requires": []}],
         "runtime": "lib/libtvm_runtime.so",
         "weights": {"file": "weights.safetensors", "chunk_bytes": size, "chunks": chunks, "order": order},
-        "tokens": {"bos": 0, "eos": [1], "add_bos": True, "special": {"bos_token": "<s>"}},
+        "tokens": {"bos": 0, "eos": [1], "add_bos": True, "end": None, "special": {"bos_token": "<s>"}},
         "chat_template": "chat_template.jinja",
         "tokenizer": "tokenizer.json",
         "generation": {},

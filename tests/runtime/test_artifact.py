@@ -144,7 +144,7 @@ def test_an_unwritable_memory_is_no_error(fake_artifact: Path, monkeypatch: pyte
 
 
 def test_a_newer_format(fake_artifact: Path, reseal: Reseal) -> None:
-    reseal(fake_artifact, {"format": 2, "surprise": 1})
+    reseal(fake_artifact, {"format": 3, "surprise": 1})
     assert "made by a newer llmc" in refused(fake_artifact)
 
 
@@ -171,8 +171,8 @@ def test_unknown_and_missing_keys_are_all_named(fake_artifact: Path, reseal: Res
         ("files", {"../evil": {"sha256": "0" * 64, "bytes": 1}}),
         ("files", {}),
         ("weights", {"file": "weights.safetensors", "chunk_bytes": 0, "chunks": [], "order": []}),
-        ("tokens", {"bos": None, "eos": [], "add_bos": True, "special": {}}),
-        ("tokens", {"bos": 97, "eos": [], "add_bos": True, "special": {}}),
+        ("tokens", {"bos": None, "eos": [], "add_bos": True, "end": None, "special": {}}),
+        ("tokens", {"bos": 97, "eos": [], "add_bos": True, "end": None, "special": {}}),
     ],
 )
 def test_values_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: str, value: Any) -> None:
@@ -212,7 +212,7 @@ def test_manifests_that_are_no_json(fake_artifact: Path, text: bytes) -> None:
 
 
 def test_lone_surrogates_in_the_manifest(fake_artifact: Path) -> None:
-    (fake_artifact / "manifest.json").write_text('{"format": 1, "name": "\\ud800"}')
+    (fake_artifact / "manifest.json").write_text('{"format": 2, "name": "\\ud800"}')
     assert "damaged" in refused(fake_artifact)
 
 

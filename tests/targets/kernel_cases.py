@@ -56,12 +56,14 @@ def _row_case(
 
 
 def _rope(rng: Rng) -> Case:
-    heads, size, rows = int(rng.integers(1, 6)), 2 * int(rng.integers(1, 50)), _rows(rng)
+    """All of each head rotated, or its first numbers, also of heads of an odd size."""
+    heads, turned, rows = int(rng.integers(1, 6)), 2 * int(rng.integers(1, 50)), _rows(rng)
+    size = turned + int(rng.choice([0, 0, 1, 2, 16, 31, 48]))
     attrs = {
         "rotated_heads": int(rng.integers(0, heads + 1)), "head_dim": size,
         "layout": str(rng.choice(["half", "interleaved"])),
     }  # fmt: skip
-    return Case("rope", [_floats(rng, rows, heads * size), _floats(rng, rows, size)], attrs, (0, 1))
+    return Case("rope", [_floats(rng, rows, heads * size), _floats(rng, rows, turned)], attrs, (0, 1))
 
 
 def _pages(rng: Rng, kind: str, count: int, groups: int, size: int) -> np.ndarray:
@@ -73,7 +75,7 @@ def _pages(rng: Rng, kind: str, count: int, groups: int, size: int) -> np.ndarra
     return to_bf16(numbers) if kind == "bf16" else numbers
 
 
-def attention(rng: Rng, kind: str = "") -> Case:
+def attention(rng: Rng, kind: str = "", **attrs: Any) -> Case:
     """Several sequences: each with some tokens already in its pages and some rows of this step."""
     groups, per_group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 8, 11]))
     size, heads = int(rng.choice([10, 16, 20, 64, 80])), groups * per_group
@@ -92,6 +94,10 @@ def attention(rng: Rng, kind: str = "") -> Case:
         "scale": size**-0.5,
         "window": int(rng.choice([0, 0, 1, 5, 16, 17, 33])),
         "kv_dtype": kind,
+        "soft_cap": float(rng.choice([0, 0, 0.5, 5, 50])),
+        "bias": str(rng.choice(["none", "alibi"])),
+        "causal": int(rng.choice([1, 1, 0])),
+        **attrs,
     }
     qkv = _floats(rng, len(seqs), (heads + 2 * groups) * size)
     for s, (past, _) in enumerate(lengths):
@@ -102,11 +108,28 @@ def attention(rng: Rng, kind: str = "") -> Case:
     return Case("attention", arrays, attrs, (0, 1, 2, 3, 4, 5))
 
 
-def _qk_norm(rng: Rng) -> Case:
+def qk_norm(rng: Rng, kind: str = "", span: str = "") -> Case:
+    """Heads of q, k and v, around one half: around 0 the mean that layer norm takes off would be next to none."""
     heads, groups, size = int(rng.integers(1, 6)), int(rng.integers(1, 4)), _width(rng)
-    attrs = {"heads": heads, "kv_heads": groups, "head_dim": size, "eps": 1e-6}
-    qkv = _floats(rng, _rows(rng), (heads + 2 * groups) * size)
-    return Case("qk_norm", [qkv, _floats(rng, size), _floats(rng, size)], attrs, (0,))
+    kind, span = kind or str(rng.choice(["rms", "layer"])), span or str(rng.choice(["head", "heads", "all"]))
+    attrs = {"heads": heads, "kv_heads": groups, "head_dim": size, "eps": 1e-6, "kind": kind, "span": span}
+    qkv = _floats(rng, _rows(rng), (heads + 2 * groups) * size) + np.float32(0.5)
+    sizes = (size, size) if span == "head" else (heads * size, groups * size)
+    return Case("qk_norm", [qkv, *(_floats(rng, n) for n in sizes)], attrs, (0,))
+
+
+def _layer_norm(rng: Rng, op: str) -> Case:
+    rows, width = _rows(rng), _width(rng)
+    inputs = [_floats(rng, rows, width) + np.float32(0.5) for _ in range({"layer_norm": 1, "add_layer_norm": 2}[op])]
+    arrays = [*inputs, _floats(rng, width), _floats(rng, width)]
+    return Case(op, arrays, {"eps": 1e-5}, tuple(range(len(inputs))))
+
+
+def activation_case(rng: Rng, op: str, name: str = "") -> Case:
+    """Numbers about 1 and about 20 in size."""
+    width = _width(rng) * {"activate": 1, "gated": 2}[op]
+    x = np.float32(rng.choice([1, 20])) * _floats(rng, _rows(rng), width)
+    return Case(op, [x], {"activation": name or str(rng.choice(list(meaning.ACTIVATIONS)))}, (0,))
 
 
 def _take_rows(rng: Rng) -> Case:
@@ -115,7 +138,7 @@ def _take_rows(rng: Rng) -> Case:
     return Case("take_rows", [_floats(rng, rows, _width(rng)), picked], {}, (0, 1))
 
 
-def _packed(rng: Rng, name: str, rows: int, columns: int) -> np.ndarray:
+def packed(rng: Rng, name: str, rows: int, columns: int) -> np.ndarray:
     """A packed matrix: any codes and scales a block format can hold, also those its quantizer would not choose."""
     format = FORMATS[name]
     if not isinstance(format, BlockFormat):
@@ -150,7 +173,7 @@ def embedding_case(rng: Rng, name: str) -> Case:
     """A look-up in a table of this format."""
     vocab, width = int(rng.integers(1, 60)), _format_width(rng, name)
     ids = rng.integers(0, vocab, _rows(rng)).astype(np.int32)
-    return Case("packed_embedding", [ids, _packed(rng, name, vocab, width)], {"format": name, "width": width}, (0,))
+    return Case("packed_embedding", [ids, packed(rng, name, vocab, width)], {"format": name, "width": width}, (0,))
 
 
 def linear_case(rng: Rng, op: str, name: str) -> Case:
@@ -162,7 +185,7 @@ def linear_case(rng: Rng, op: str, name: str) -> Case:
     }[op]
     outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _format_width(rng, name)
     x = left(_floats(rng, _rows(rng) if rng.random() < 0.9 else 260, width))
-    weight = _packed(rng, name, outputs, width)
+    weight = packed(rng, name, outputs, width)
     return Case(op, [*x, weight], {"format": name, "width": outputs}, tuple(range(len(x))))
 
 
@@ -183,24 +206,24 @@ CASES: dict[str, Callable[[Rng], Case]] = {
             (0, 1),
         ),
     ),
+    "layer_norm": lambda rng: _layer_norm(rng, "layer_norm"),
+    "add_layer_norm": lambda rng: _layer_norm(rng, "add_layer_norm"),
     "rope_table": _row_case(
         "rope_table",
         lambda r, m, c: (
             [r.integers(0, 3000, m).astype(np.int32), r.random(c).astype(np.float32)],
-            {},
+            {"magnitude": float(r.choice([1, 0.7, 1.2]))},
             (0,),
         ),
     ),
-    "gated": _row_case(
-        "gated",
-        lambda r, m, c: (
-            [20 * _floats(r, m, 2 * c)],
-            {"activation": str(r.choice(list(meaning.ACTIVATIONS)))},
-            (0,),
-        ),
-    ),
+    "activate": lambda rng: activation_case(rng, "activate"),
+    "gated": lambda rng: activation_case(rng, "gated"),
     "scale": _row_case("scale", lambda r, m, c: ([_floats(r, m, c)], {"factor": float(r.random())}, (0,))),
-    "qk_norm": _qk_norm,
+    "clip": _row_case("clip", lambda r, m, c: ([_floats(r, m, c)], {"bound": float(r.random()) + 0.1}, (0,))),
+    "soft_cap": _row_case(
+        "soft_cap", lambda r, m, c: ([30 * _floats(r, m, c)], {"cap": float(r.choice([0.5, 30, 3e4]))}, (0,))
+    ),
+    "qk_norm": qk_norm,
     "argmax": _row_case("argmax", lambda r, m, c: ([_floats(r, m, c).round(1)], {}, (0,))),
     "round_rows": _row_case("round_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([_floats(r, m, c)], {}, (0,))),
@@ -222,6 +245,22 @@ def run(case: Case, target: Target) -> None:
     copies = [array.copy() for array in case.arrays]
     expected = OPS[case.op].meaning(*copies, **case.attrs)
     expected = expected if isinstance(expected, tuple) else (expected,)
+    inputs = [_fenced(array) for array in case.arrays]
+    for got, wanted in zip(_call(case, inputs, expected, target), expected, strict=True):
+        compare(case, got, wanted)
+    for got, wanted in zip(inputs, copies, strict=True):  # pages are written in place; all else is left alone
+        np.testing.assert_array_equal(got.numpy(), wanted, err_msg=f"{case.op}: an operand differs")
+
+
+def result(case: Case, target: Target, like: tuple[np.ndarray, ...] = ()) -> list[np.ndarray]:
+    """What the kernel of an op gives, whose outputs are `like` these, or else like its first operand."""
+    return _call(case, [_fenced(array) for array in case.arrays], like or (case.arrays[0],), target)
+
+
+def _call(
+    case: Case, inputs: list[tvm.runtime.Tensor], like: tuple[np.ndarray, ...], target: Target
+) -> list[np.ndarray]:
+    """The outputs, of the shapes and dtypes of `like`."""
     names: dict[int, Any] = {}
 
     def shape(array: np.ndarray, first_is_symbolic: bool) -> list[Any]:
@@ -231,15 +270,11 @@ def run(case: Case, target: Target) -> None:
         return sizes
 
     shapes = [shape(array, i in case.symbolic) for i, array in enumerate(case.arrays)]
-    shapes += [shape(array, array.shape[0] in names) for array in expected]
+    shapes += [shape(array, array.shape[0] in names) for array in like]
     kernel = compile_kernels({"kernel": make_kernel(case.op, target, shapes, case.attrs)}, target)["kernel"]
-    inputs = [_fenced(array) for array in case.arrays]
-    outputs = [tvm.runtime.tensor(np.full(array.shape, 77, array.dtype)) for array in expected]
+    outputs = [tvm.runtime.tensor(np.full(array.shape, 77, array.dtype)) for array in like]
     kernel(*inputs, *outputs)
-    for got, wanted in zip(outputs, expected, strict=True):
-        compare(case, got.numpy(), wanted)
-    for got, wanted in zip(inputs, copies, strict=True):  # pages are written in place; all else is left alone
-        np.testing.assert_array_equal(got.numpy(), wanted, err_msg=f"{case.op}: an operand differs")
+    return [output.numpy() for output in outputs]
 
 
 def _fenced(array: np.ndarray) -> tvm.runtime.Tensor:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llmc.compiler import meaning
 from llmc.compiler.kv_pages import KINDS
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import BLOCK_FORMATS, CASES, attention, embedding_case, linear_case, run
+from expert_cases import EXPERT_CASES
+from kernel_cases import (
+    BLOCK_FORMATS,
+    CASES,
+    Case,
+    activation_case,
+    attention,
+    embedding_case,
+    linear_case,
+    qk_norm,
+    result,
+    run,
+)
 
 FLAGS = targets.cpu_flags()
 NEWER = {"avx512_vnni", "avx512vbmi", "avx_vnni"}
@@ -36,7 +50,7 @@ VARIANTS = {
 
 
 def test_every_kernel_has_a_case() -> None:
-    assert set(CASES) == set(KERNELS)
+    assert set(CASES) | set(EXPERT_CASES) == set(KERNELS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -63,3 +77,65 @@ def test_attention_equals_its_meaning_over_every_kind_of_pages(kind: str, varian
     rng = np.random.default_rng([*map(ord, kind)])
     for _ in range(3):
         run(attention(rng, kind), VARIANTS[variant])
+
+
+@pytest.mark.parametrize(("soft_cap", "bias"), [(2.0, "none"), (0.0, "alibi"), (2.0, "alibi")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_caps_scores_and_takes_distance_off(kind: str, soft_cap: float, bias: str) -> None:
+    rng = np.random.default_rng([*map(ord, kind + bias)])
+    run(attention(rng, kind, soft_cap=soft_cap, bias=bias, causal=1), VARIANTS["native"])
+
+
+@pytest.mark.parametrize("window", [0, 1, 9, 33])
+def test_a_row_of_an_encoder_sees_what_follows_it(window: int) -> None:
+    rng = np.random.default_rng(window)
+    for kind in KINDS:
+        run(attention(rng, kind, causal=0, window=window), VARIANTS["native"])
+
+
+@pytest.mark.parametrize("op", ["activate", "gated"])
+@pytest.mark.parametrize("name", meaning.ACTIVATIONS)
+def test_every_activation_equals_its_meaning(name: str, op: str) -> None:
+    rng = np.random.default_rng([*map(ord, name + op)])
+    for variant in ("native", "avx2", "portable"):
+        run(activation_case(rng, op, name), VARIANTS[variant])
+
+
+@pytest.mark.parametrize("span", ["head", "heads", "all"])
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_every_norm_of_q_and_k_equals_its_meaning(kind: str, span: str) -> None:
+    rng = np.random.default_rng([*map(ord, kind + span)])
+    for variant in ("native", "portable"):
+        run(qk_norm(rng, kind, span), VARIANTS[variant])
+
+
+# Numbers of every size, and those where the pieces of tanh meet.
+SIZES = np.concatenate([np.logspace(-38, 38, 1500), np.linspace(0.6, 0.65, 100), np.linspace(0, 15, 1500)])
+
+
+@pytest.mark.parametrize("variant", ["native", "avx2", "portable"])
+def test_tanh_is_right_for_the_smallest_and_the_greatest_numbers(variant: str) -> None:
+    x = np.concatenate([SIZES, -SIZES, [np.inf, -np.inf]]).astype(np.float32)[None]
+    (got,) = result(Case("soft_cap", [x], {"cap": 1.0}, (0,)), VARIANTS[variant])
+    np.testing.assert_allclose(got, np.tanh(x.astype(np.float64)), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("variant", ["native", "avx2", "portable"])
+def test_gelu_is_right_number_by_number(variant: str) -> None:
+    """Also far below zero, where next to nothing is left of a number."""
+    x = np.concatenate([SIZES, -SIZES]).astype(np.float32)[None]
+    (got,) = result(Case("activate", [x], {"activation": "gelu"}, (0,)), VARIANTS[variant])
+    wanted = np.array([[v / 2 * math.erfc(-v / math.sqrt(2)) for v in x[0].tolist()]])
+    for chosen, rtol in ((x >= 0, 4e-7), ((x < 0) & (x > -12), 6e-6)):
+        np.testing.assert_allclose(got[chosen], wanted[chosen], rtol=rtol, atol=0)
+    assert np.all(np.abs(got[x <= -12]) < 1e-30)
+
+
+@pytest.mark.parametrize("variant", ["native", "avx2", "portable"])
+def test_what_is_no_number_stays_so(variant: str) -> None:
+    """A model that went wrong must not look well: bounds and caps make no number of NaN."""
+    x = np.full((1, 37), np.nan, np.float32)
+    cases = [Case("activate", [x], {"activation": name}, (0,)) for name in meaning.ACTIVATIONS]
+    cases += [Case("clip", [x], {"bound": 2.0}, (0,)), Case("soft_cap", [x], {"cap": 2.0}, (0,))]
+    for case in cases:
+        assert np.isnan(result(case, VARIANTS[variant])[0]).all(), case

@@ -1,0 +1,133 @@
+"""What the ops of experts mean, in NumPy, as meaning.py does for the others: slow, obvious, float32.
+
+Letters: M rows, E experts, U of them used by a row, C model width, F an expert's width. Matrices of experts lie one
+under another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.formats import BLOCK, FORMATS, from_bf16
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+def _softmax(x: F32) -> F32:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def _sigmoid(x: F32) -> F32:
+    with np.errstate(over="ignore"):  # 1 / inf is 0, as it should be
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
+SCORES: dict[str, Callable[[F32], F32]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "softmax_of_chosen": lambda x: x,
+}
+
+
+def route(
+    logits: F32, bias: F32, used: int, routing: str, renormalize: int, scale: float, groups: int, groups_used: int
+) -> tuple[I32, F32]:
+    """(M, E), (E,) -> ids (M, U), best first, and weights (M, U)."""
+    scores = SCORES[routing](logits)
+    choice = scores + bias
+    if groups > 1:
+        members = choice.reshape(len(choice), groups, -1)
+        worth = np.sort(members, -1)[..., -2:].sum(-1) if routing == "sigmoid" else members.max(-1)
+        rank = np.argsort(np.argsort(-worth, -1, kind="stable"), -1)
+        choice = np.where((rank < groups_used)[..., None], members, np.float32(-np.inf)).reshape(choice.shape)
+    ids = np.argsort(-choice, -1, kind="stable")[:, :used]
+    weights = np.take_along_axis(scores, ids, -1)
+    if routing == "softmax_of_chosen":
+        weights = _softmax(weights)
+    elif renormalize:
+        weights = weights / (weights.sum(-1, keepdims=True) + np.float32(1e-20))
+    return ids.astype(np.int32), (weights * np.float32(scale)).astype(np.float32)
+
+
+def gate_rows(x: F32, gate: F32) -> F32:
+    """(M, C), (M, 1) -> (M, C)."""
+    return (x * _sigmoid(gate)).astype(np.float32)
+
+
+def experts_in(x: F32, ids: I32, weight: F32, experts: int) -> F32:
+    """(M, C), (M, U), (E F, C) -> (M, U F)."""
+    matrices = weight.reshape(experts, -1, weight.shape[1])
+    rows = [np.concatenate([matrices[expert] @ row for expert in chosen]) for row, chosen in zip(x, ids, strict=True)]
+    return np.array(rows, np.float32)
+
+
+def experts_out(x: F32, ids: I32, weights: F32, weight: F32, experts: int) -> F32:
+    """(M, U F), (M, U), (M, U), (E C, F) -> (M, C)."""
+    matrices = weight.reshape(experts, -1, weight.shape[1])
+    slices = x.reshape(len(x), ids.shape[1], -1)
+    out = np.zeros((len(x), matrices.shape[1]), np.float32)
+    for row in range(len(x)):
+        for expert, share, part in zip(ids[row], weights[row], slices[row], strict=True):
+            out[row] += share * (matrices[expert] @ part)
+    return out
+
+
+def _from_pairs(x: I32) -> F32:
+    """bfloat16 pairs (M, K / 2) -> (M, K)."""
+    return from_bf16(np.ascontiguousarray(x).view(np.uint16))
+
+
+def _from_codes(codes: I32, scales: F32) -> F32:
+    """codes (M, K64 / 4) in words, scales (M, K64 / 32) -> (M, K64)."""
+    signed = np.ascontiguousarray(codes).view(np.int8).reshape(codes.shape[0], -1, BLOCK)
+    return (signed * scales[..., None]).reshape(codes.shape[0], -1)
+
+
+def _unpacked(weight: NDArray[Any], format: str, experts: int, width: int, columns: int) -> F32:
+    return FORMATS[format].unpack(weight, experts * width, columns)
+
+
+def packed_experts_in(x: F32, ids: I32, weight: NDArray[Any], format: str, experts: int, width: int) -> F32:
+    """(M, C), (M, U), packed (E F, C), F = width -> (M, U F)."""
+    return experts_in(x, ids, _unpacked(weight, format, experts, width, x.shape[1]), experts)
+
+
+def bf16_experts_in(x: I32, ids: I32, weight: NDArray[Any], format: str, experts: int, width: int) -> F32:
+    """bfloat16 pairs (M, C / 2), (M, U), packed (E F, C) -> (M, U F)."""
+    return packed_experts_in(_from_pairs(x), ids, weight, format, experts, width)
+
+
+def i8_experts_in(
+    codes: I32, scales: F32, sums: F32, ids: I32, weight: NDArray[Any], format: str, experts: int, width: int
+) -> F32:
+    """codes * scales (M, C64), (M, U), packed (E F, C) -> (M, U F)."""
+    return packed_experts_in(_from_codes(codes, scales), ids, weight, format, experts, width)
+
+
+def packed_experts_out(
+    x: F32, ids: I32, weights: F32, weight: NDArray[Any], format: str, experts: int, width: int
+) -> F32:
+    """(M, U F), (M, U), (M, U), packed (E C, F), C = width -> (M, C)."""
+    columns = x.shape[1] // ids.shape[1]
+    return experts_out(x, ids, weights, _unpacked(weight, format, experts, width, columns), experts)
+
+
+def bf16_experts_out(
+    x: I32, ids: I32, weights: F32, weight: NDArray[Any], format: str, experts: int, width: int
+) -> F32:
+    """bfloat16 pairs (M, U F / 2), (M, U), (M, U), packed (E C, F) -> (M, C)."""
+    return packed_experts_out(_from_pairs(x), ids, weights, weight, format, experts, width)
+
+
+def i8_experts_out(
+    codes: I32, scales: F32, sums: F32, ids: I32, weights: F32, weight: NDArray[Any],
+    format: str, experts: int, width: int,
+) -> F32:  # fmt: skip
+    """codes * scales (M, U F), F a multiple of 64, (M, U), (M, U), packed (E C, F) -> (M, C)."""
+    return packed_experts_out(_from_codes(codes, scales), ids, weights, weight, format, experts, width)

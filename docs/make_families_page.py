@@ -1,0 +1,59 @@
+"""Writes docs/families.md, the families that llmc reads from Hugging Face folders, from what their test runs over.
+
+    python docs/make_families_page.py
+
+The rows are the cases of tests/end_to_end/family_cases.py, all of which have to pass.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from llmc.frontends.hf_families import load_family
+
+PAGE = Path(__file__).with_name("families.md")
+_CASES = Path(__file__).parents[1] / "tests" / "end_to_end" / "family_cases.py"
+
+OPENING = """\
+# Families
+
+`llmc compile FOLDER` derives the spec from `config.json` for these values of `model_type`. Of each variant a tiny
+random model of transformers is compiled and compared: logits within 1e-4, 32 greedy tokens, prompts fed at once, by
+seven tokens, by one and in a batch (tests/end_to_end/test_families.py). A family that transformers has not is compared
+with one that computes the same. This page is written by docs/make_families_page.py from the list of that test.
+
+A family is a file, frontends/families/MODEL_TYPE.toml: what the keys of its config.json mean, and what it calls its
+tensors. What the keys of such a file are, frontends/hf_families.py says. A model of a family that is not here compiles
+with a spec of its own, if its blocks are those of [the spec](spec.md).
+
+| Family | `model_type` | Tested variants |
+| --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    variants: dict[str, list[str]] = {}
+    for variant, model_type in _variants():
+        variants.setdefault(model_type, []).append(variant)
+    rows = [f"| {load_family(kind).title} | `{kind}` | {'; '.join(variants[kind])} |" for kind in variants]
+    return OPENING + "\n".join(sorted(rows, key=str.lower)) + "\n"
+
+
+def _variants() -> list[tuple[str, str]]:
+    """(variant, model_type) of the test's cases."""
+    spec = importlib.util.spec_from_file_location(_CASES.stem, _CASES)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[_CASES.stem] = module  # which a dataclass looks itself up in
+    spec.loader.exec_module(module)
+    remote = [(variant, case.model_type) for variant, case in module.REMOTE.items()]
+    return [(variant, model_type) for variant, (model_type, _) in module.CASES.items()] + remote
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,129 @@
+"""Tensors of ours that are part of a file's tensor, or lie turned in it: read from it when asked, never copied before.
+
+Rows are independent in every block format, so a selection of rows keeps the stored codes; a turned matrix does not,
+for its blocks lie along what are columns there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.formats import Quantized
+from llmc.compiler.spec_sources import Layout, Source
+from llmc.frontends.mapped_file import MappedFile
+from llmc.frontends.tensor import Floats, Tensor
+
+CHUNK = 1 << 22  # values of a turned matrix that are read at a time: bounds what is in memory besides the result
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorView(Tensor):
+    """A tensor read through `viewed`, a tensor of the file or another view.
+
+    `name`, `stored`, `offset`, `nbytes` and `file` are those of `viewed`; `plus` stays 0, for what `viewed` adds is
+    in what it reads.
+    """
+
+    viewed: Tensor
+
+    @property
+    def readable(self) -> bool:
+        """Whether the file's tensor is."""
+        return self.viewed.readable
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """Every file that has a part of the file's tensor."""
+        return self.viewed.files
+
+    @property
+    def kept(self) -> str | None:
+        """None: a view keeps nothing unless its class says what."""
+        return None
+
+    def _rows(self, start: int, stop: int) -> Floats:
+        """Rows of a matrix, or (1, N) for a vector, as Tensor asks for them."""
+        return self._taken(start, stop) if len(self.shape) > 1 else self._taken(0, self.shape[0])[None]
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        """Entries `start` to `stop` of the first dimension."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsView(TensorView):
+    """Rows `start + stride * (i // run) + i % run` of `viewed`, for i from 0 on; entries, where it is a vector."""
+
+    start: int
+    run: int
+    stride: int
+
+    @property
+    def kept(self) -> str | None:
+        """The format that keeps the file's tensor."""
+        return self.viewed.kept
+
+    def read_quantized(self) -> Quantized:
+        """The codes and scales of these rows; those of the whole tensor are in memory meanwhile."""
+        whole = self.viewed.read_quantized()
+        places = self._places(0, self.shape[0])
+        return Quantized(whole.codes[places], {name: table[places] for name, table in whole.tables.items()})
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        if start == stop:
+            return np.empty((0, *self.shape[1:]), np.float32)
+        places = self._places(start, stop)
+        first, last = int(places[0]), int(places[-1])
+        span = self.viewed.read_rows(first, last + 1)
+        return span if len(span) == len(places) else span[places - first]
+
+    def _places(self, start: int, stop: int) -> NDArray[np.int64]:
+        """(stop - start,), ascending."""
+        rows = np.arange(start, stop, dtype=np.int64)
+        return self.start + self.stride * (rows // self.run) + rows % self.run
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorView(TensorView):
+    """Row `row` of `viewed`, a matrix."""
+
+    row: int
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        return self.viewed.read_rows(self.row, self.row + 1)[0, start:stop]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransposedView(TensorView):
+    """`viewed` is (K, N), this is (N, K)."""
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        columns = self.shape[1]
+        values = np.empty((stop - start, columns), np.float32)
+        step = max(1, CHUNK // max(1, self.shape[0]))
+        for at in range(0, columns, step):
+            end = min(at + step, columns)
+            values[:, at:end] = self.viewed.read_rows(at, end)[:, start:stop].T
+        return values
+
+
+def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout) -> Tensor:
+    """The tensor of `shape` that `source` makes of the file's, which has `place.shape`."""
+    if source.transposed:
+        tensor = TransposedView(
+            tensor.name, tensor.shape[::-1], tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor
+        )
+    if source.row:
+        return VectorView(
+            tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
+            viewed=tensor, row=place.start,
+        )  # fmt: skip
+    if tensor.shape == shape:
+        return tensor
+    return RowsView(
+        tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
+        viewed=tensor, start=place.start, run=place.run, stride=place.stride,
+    )  # fmt: skip

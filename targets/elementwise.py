@@ -1,0 +1,147 @@
+"""Kernels where every number of the result is made of the numbers in its place: sums, bounds, activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.errors import LlmcError
+from llmc.targets.rows import columns, kernel, splat_store
+from llmc.targets.target import Target
+from llmc.targets.vector import LANES, exp, f32, fma, lanes, normal_tail, registers, splat, tanh
+
+Sixteen = Callable[[Any], Any]  # float32x16 -> float32x16
+
+
+def _map(shapes: list[Any], function: Sixteen) -> tirx.PrimFunc:
+    """x (M, C) -> function(x) (M, C)."""
+    width = int(shapes[0][1])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, out = buffers
+        one = registers((LANES,), "float32")
+
+        def scalar(c: Any) -> None:
+            splat_store(one, function(splat(x[row, c])))
+            T.buffer_store(out, one[0], [row, c])
+
+        columns(width, lambda c: T.buffer_store(out, function(x[row, lanes(c)]), [row, lanes(c)]), scalar)
+
+    return kernel(["float32"] * 2, shapes, body)
+
+
+def scale(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> x * factor (M, C)."""
+    return _map(shapes, lambda x: x * splat(f32(attrs["factor"])))
+
+
+def clip(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> x within -bound..bound (M, C)."""
+    low, high = splat(f32(-attrs["bound"])), splat(f32(attrs["bound"]))
+    return _map(shapes, lambda x: T.Select(x > high, high, T.Select(x < low, low, x)))  # NaN stays, as in _relu
+
+
+def capped(x: Any, cap: float) -> Any:
+    """cap * tanh(x / cap) in float32x16."""
+    return tanh(x / splat(f32(cap))) * splat(f32(cap))
+
+
+def soft_cap(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> cap * tanh(x / cap) (M, C)."""
+    return _map(shapes, lambda x: capped(x, float(attrs["cap"])))
+
+
+def add_row(x: Any, y: Any, out: Any, row: Any, width: int) -> None:
+    """out[row] = x[row] + y[row]."""
+    columns(
+        width,
+        lambda c: T.buffer_store(out, x[row, lanes(c)] + y[row, lanes(c)], [row, lanes(c)]),
+        lambda c: T.buffer_store(out, x[row, c] + y[row, c], [row, c]),
+    )
+
+
+def add(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x, y (M, C) or y (C,) -> (M, C): a residual, or a bias."""
+    width = int(shapes[0][1])
+    bias = len(shapes[1]) == 1
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, y, out = buffers
+        if not bias:
+            return add_row(x, y, out, row, width)
+        return columns(
+            width,
+            lambda c: T.buffer_store(out, x[row, lanes(c)] + y[lanes(c)], [row, lanes(c)]),
+            lambda c: T.buffer_store(out, x[row, c] + y[c], [row, c]),
+        )
+
+    return kernel(["float32"] * 3, shapes, body)
+
+
+def _swish(x: Any, beta: float) -> Any:
+    """x * sigmoid(beta x)."""
+    return x / (splat(f32(1)) + exp(T.min(x * splat(f32(-beta)), splat(f32(88)))))
+
+
+def _gelu(x: Any) -> Any:
+    """x times the share of the normal distribution below x."""
+    tail = normal_tail(T.max(x, splat(f32(0)) - x))
+    return x * T.Select(x < splat(f32(0)), tail, splat(f32(1)) - tail)
+
+
+def _gelu_tanh(x: Any) -> Any:
+    """x / 2 * (1 + tanh(y)) = x / (1 + e^-2y), y = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    cubic = fma(x * x * x, splat(f32(0.044715)), x)
+    exponent = cubic * splat(f32(-2 * math.sqrt(2 / math.pi)))
+    return x / (splat(f32(1)) + exp(T.min(exponent, splat(f32(88)))))
+
+
+def _relu(x: Any) -> Any:
+    """The greater of x and 0; of NaN, where T.max gives 0, NaN."""
+    return T.Select(x < splat(f32(0)), splat(f32(0)), x)
+
+
+_ACTIVATIONS: dict[str, Sixteen] = {
+    "silu": lambda x: _swish(x, 1),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu_sigmoid": lambda x: _swish(x, 1.702),
+    "relu": _relu,
+    "relu_squared": lambda x: _relu(x) * _relu(x),
+}
+
+
+def _activation(attrs: dict[str, Any]) -> Sixteen:
+    if attrs["activation"] not in _ACTIVATIONS:
+        raise LlmcError(f"no kernel for activation {attrs['activation']!r}; llmc knows: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[attrs["activation"]]
+
+
+def activate(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F) -> activation(x) (M, F)."""
+    return _map(shapes, _activation(attrs))
+
+
+def gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
+    width, activation = int(shapes[1][1]), _activation(attrs)
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, out = buffers
+        one = registers((LANES,), "float32")
+
+        def scalar(c: Any) -> None:
+            splat_store(one, activation(splat(x[row, c])))
+            T.buffer_store(out, one[0] * x[row, width + c], [row, c])
+
+        columns(
+            width,
+            lambda c: T.buffer_store(out, activation(x[row, lanes(c)]) * x[row, lanes(width + c)], [row, lanes(c)]),
+            scalar,
+        )
+
+    return kernel(["float32"] * 2, shapes, body)

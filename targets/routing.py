@@ -1,0 +1,144 @@
+"""Kernels that decide which experts a row goes through, and how much of a shared expert it takes.
+
+A row's numbers are worked on in a small array of their own, padded to whole registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import ceil_to
+from llmc.targets.rows import columns, kernel
+from llmc.targets.target import Target
+from llmc.targets.vector import LANES, exp, f32, held, i32, lanes, registers, splat
+
+LOWEST = float("-inf")
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x) in float32x16."""
+    return splat(f32(1)) / (splat(f32(1)) + exp(T.min(x * splat(f32(-1)), splat(f32(88)))))
+
+
+def gate_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C), gate (M, 1) -> x * sigmoid(gate) (M, C)."""
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, gate, out = buffers
+        share = registers((LANES,), "float32")
+        T.buffer_store(share, sigmoid(splat(gate[row, 0])), [lanes(0)])
+        columns(
+            int(shapes[0][1]),
+            lambda c: T.buffer_store(out, x[row, lanes(c)] * share[lanes(0)], [row, lanes(c)]),
+            lambda c: T.buffer_store(out, x[row, c] * share[0], [row, c]),
+        )
+
+    return kernel(["float32"] * 3, shapes, body)
+
+
+def route(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """logits (M, E), bias (E,) -> ids (M, U), weights (M, U). Ids are those of experts whatever the logits are."""
+    count, used, routing = int(shapes[0][1]), int(attrs["used"]), attrs["routing"]
+
+    def body(buffers: list[Any], row: Any) -> None:
+        logits, bias, ids, weights = buffers
+        scores, choice, chosen = (_array(size) for size in (count, count, used))
+        with T.serial(0, count) as e:
+            T.buffer_store(scores, logits[row, e], [e])
+        if routing == "softmax":
+            _softmax(scores, count)
+        elif routing == "sigmoid":
+            _map(scores, count, sigmoid)
+        with T.serial(0, count) as e:
+            T.buffer_store(choice, scores[e] + bias[e], [e])
+        if attrs["groups"] > 1:
+            best = 2 if routing == "sigmoid" else 1
+            _close_groups(choice, count, int(attrs["groups"]), int(attrs["groups_used"]), best)
+        with T.serial(0, used) as u:
+            place = _best(choice, 0, count)
+            T.buffer_store(ids, place, [row, u])
+            T.buffer_store(chosen, scores[place], [u])
+            T.buffer_store(choice, f32(LOWEST), [place])
+        if routing == "softmax_of_chosen":
+            _softmax(chosen, used)
+        elif attrs["renormalize"]:
+            _divide(chosen, used, _sum(chosen, used) + f32(1e-20))
+        with T.serial(0, used) as u:
+            T.buffer_store(weights, chosen[u] * f32(attrs["scale"]), [row, u])
+
+    return kernel(["float32", "float32", "int32", "float32"], shapes, body)
+
+
+def _array(size: int) -> Any:
+    """Zeros, padded to whole registers."""
+    out = registers((ceil_to(size, LANES),), "float32")
+    with T.serial(0, ceil_to(size, LANES) // LANES) as step:
+        T.buffer_store(out, splat(f32(0)), [lanes(step * LANES)])
+    return out
+
+
+def _map(x: Any, count: int, function: Any) -> None:
+    """x = function(x), padding too."""
+    with T.serial(0, ceil_to(count, LANES) // LANES) as step:
+        T.buffer_store(x, function(x[lanes(step * LANES)]), [lanes(step * LANES)])
+
+
+def _sum(x: Any, count: int) -> Any:
+    total = registers((1,), "float32")
+    T.buffer_store(total, f32(0), [0])
+    with T.serial(0, count) as e:
+        T.buffer_store(total, total[0] + x[e], [0])
+    return total[0]
+
+
+def _divide(x: Any, count: int, by: Any) -> None:
+    whole = held(splat(by))
+    _map(x, count, lambda part: part / whole)
+
+
+def _softmax(x: Any, count: int) -> None:
+    top = registers((1,), "float32")
+    T.buffer_store(top, f32(LOWEST), [0])
+    with T.serial(0, count) as e:
+        T.buffer_store(top, T.max(top[0], x[e]), [0])
+    _map(x, count, lambda part: exp(T.min(part - splat(top[0]), splat(f32(0)))))  # padding may be above the top
+    _divide(x, count, _sum(x, count))
+
+
+def _best(x: Any, first: Any, count: int) -> Any:
+    """The place of the greatest of x[first : first + count], the lowest of equals; `first` when there is no number."""
+    best, place = registers((1,), "float32"), registers((1,), "int32")
+    T.buffer_store(best, f32(LOWEST), [0])
+    T.buffer_store(place, first if not isinstance(first, int) else i32(first), [0])
+    with T.serial(0, count) as e, T.If(x[first + e] > best[0]), T.Then():
+        T.buffer_store(best, x[first + e], [0])
+        T.buffer_store(place, first + e, [0])
+    return place[0]
+
+
+def _close_groups(choice: Any, count: int, groups: int, groups_used: int, best: int) -> None:
+    """Lowest numbers for all but the `groups_used` groups whose `best` experts together have the most."""
+    size = count // groups
+    worth = _array(groups)
+    is_open = registers((groups,), "int32")
+    kept = registers((1,), "float32")
+    with T.serial(0, groups) as group:
+        T.buffer_store(is_open, i32(0), [group])
+        top = _best(choice, group * size, size)
+        T.buffer_store(worth, choice[top], [group])
+        if best == 2 and size > 1:
+            T.buffer_store(kept, choice[top], [0])
+            first = registers((1,), "int32")
+            T.buffer_store(first, top, [0])
+            T.buffer_store(choice, f32(LOWEST), [first[0]])
+            T.buffer_store(worth, kept[0] + choice[_best(choice, group * size, size)], [group])
+            T.buffer_store(choice, kept[0], [first[0]])
+    with T.serial(0, groups_used):
+        place = _best(worth, 0, groups)
+        T.buffer_store(is_open, i32(1), [place])
+        T.buffer_store(worth, f32(LOWEST), [place])
+    with T.serial(0, count) as e, T.If(is_open[T.floordiv(e, size)] == 0), T.Then():
+        T.buffer_store(choice, f32(LOWEST), [e])
