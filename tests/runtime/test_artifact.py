@@ -172,6 +172,10 @@ def test_unknown_and_missing_keys_are_all_named(fake_artifact: Path, reseal: Res
         ("files", {}),
         ("weights", {"file": "weights.safetensors", "chunk_bytes": 0, "chunks": [], "order": []}),
         ("tokens", {"bos": None, "eos": [], "add_bos": True, "end": None, "special": {}}),
+        ("tokens", {"bos": 0, "eos": [], "add_bos": True, "end": 97, "special": {}}),
+        ("task", "embed"),
+        ("task", "translate"),
+        ("pooling", {"kind": "mean", "normalize": True}),
         ("tokens", {"bos": 97, "eos": [], "add_bos": True, "end": None, "special": {}}),
     ],
 )
