@@ -123,6 +123,12 @@ def alibi_slopes(heads: int) -> F32:
     return np.concatenate([alibi_slopes(power), alibi_slopes(2 * power)[::2][: heads - power]])
 
 
+def bias_slopes(bias: str, heads: int, scale: float) -> F32:
+    """(H,): what attention's `bias` takes off a head's scores for every token of distance."""
+    slopes = alibi_slopes(heads)
+    return {"none": np.zeros_like(slopes), "alibi": slopes, "scaled_alibi": slopes * np.float32(scale)}[bias]
+
+
 def attention(
     qkv: F32, kv: NDArray[Any], seqs: I32, slots: I32, page_indptr: I32, page_ids: I32,
     heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
@@ -136,7 +142,7 @@ def attention(
     rows = qkv.shape[0]
     q, k, v = np.split(qkv.reshape(rows, -1, head_dim), [heads, heads + kv_heads], axis=1)
     kind = KINDS[kv_dtype]
-    slopes = {"none": np.zeros(heads, np.float32), "alibi": alibi_slopes(heads)}[bias].reshape(kv_heads, -1, 1)
+    slopes = bias_slopes(bias, heads, scale).reshape(kv_heads, -1, 1)
     for i in range(rows):
         kind.store(kv, page_ids[page_indptr[seqs[i]] + slots[i] // PAGE], slots[i] % PAGE, k[i], v[i])
     out = np.empty((rows, heads, head_dim), np.float32)

@@ -38,7 +38,7 @@ SCORES: dict[str, Callable[[F32], F32]] = {
 def route(
     logits: F32, bias: F32, used: int, routing: str, renormalize: int, scale: float, groups: int, groups_used: int
 ) -> tuple[I32, F32]:
-    """(M, E), (E,) -> ids (M, U), best first, and weights (M, U)."""
+    """(M, E), (E,) -> ids (M, U), ascending, and weights (M, U)."""
     scores = SCORES[routing](logits)
     choice = scores + bias
     if groups > 1:
@@ -46,7 +46,7 @@ def route(
         worth = np.sort(members, -1)[..., -2:].sum(-1) if routing == "sigmoid" else members.max(-1)
         rank = np.argsort(np.argsort(-worth, -1, kind="stable"), -1)
         choice = np.where((rank < groups_used)[..., None], members, np.float32(-np.inf)).reshape(choice.shape)
-    ids = np.argsort(-choice, -1, kind="stable")[:, :used]
+    ids = np.sort(np.argsort(-choice, -1, kind="stable")[:, :used], -1)
     weights = np.take_along_axis(scores, ids, -1)
     if routing == "softmax_of_chosen":
         weights = _softmax(weights)

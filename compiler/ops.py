@@ -177,7 +177,7 @@ _TABLE = (
         "row i attends to slots 0..slots[i] of its sequence -> (M, H D), where causal is 0 to those of its sequence's "
         "later rows of this step too; if `window` is not 0, to those less than so many away. "
         'Scores are scale * q.k, c tanh(that / c) if soft_cap c is not 0, and with bias "alibi" (else "none") less the '
-        "distance in slots times the head's slope. "
+        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too. '
         "The one op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
         "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150; soft_cap "
         "arXiv 2408.00118; alibi https://arxiv.org/abs/2108.12409",

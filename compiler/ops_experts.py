@@ -49,8 +49,8 @@ def rows() -> list[Row]:
             ("used", "routing", "renormalize", "scale", "groups", "groups_used"),
             lambda s, a: [((s[0][0], int(a["used"])), "int32"), ((s[0][0], int(a["used"])), "float32")],
             meaning.route,
-            "logits (M, E), bias (E,) for choosing -> ids (M, U = used), best first, equals by the lower id, and "
-            "weights (M, U); spec_blocks.Experts says what the attributes mean",
+            "logits (M, E), bias (E,) for choosing -> ids (M, U = used) of the best, ascending, of equals the lower "
+            "ones, and weights (M, U); spec_blocks.Experts says what the attributes mean",
             f"{_MIXTRAL}; groups and bias https://arxiv.org/abs/2412.19437 section 2.1.2",
         ),
         (

@@ -59,7 +59,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "norm.place": ("pre", "sandwich", "output", "sum"),
     "attention.kind": ("gqa",),
     "attention.qk_norm": ("none", "head", "heads", "all"),
-    "position.kind": ("rope", "learned", "alibi", "none"),
+    "position.kind": ("rope", "learned", "alibi", "scaled_alibi", "none"),
     "position.layout": ("half", "interleaved"),
     "scaling.kind": ("llama3", "yarn", "longrope"),
     "mlp.kind": ("gated", "plain"),
@@ -138,7 +138,8 @@ class Position:
     `plain_layers` (indices from 0, ascending) have no rope at all.
 
     `learned`: a table of `sizes.context` rows is added to the embedding. `alibi`: scores fall by the distance times a
-    slope of the head (https://arxiv.org/abs/2108.12409). For these and `none` the fields of rope mean nothing.
+    slope of the head (https://arxiv.org/abs/2108.12409); `scaled_alibi`: that times attention.scale, as the scores are.
+    For these and `none` the fields of rope mean nothing.
     """
 
     kind: str

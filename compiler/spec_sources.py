@@ -7,9 +7,11 @@ one under another. The steps, each at most once and in this order:
 - `transposed`: the file's matrix is (in, out).
 - `skip 2`: without the first 2 rows.
 - `row 0 of 2`: ours is a vector, the first of the 2 rows of the file's matrix.
+- `flat`: ours is a vector, the rows of the file's matrix one after another.
 - `q k v` in the file's order, two or more of q, k, v, gate, up: its rows are those of these tensors of ours one after
   another, and each of ours takes its own. `q k v by group`: they lie so for every KV head, one KV head after another;
   `q k v by 4`: so in each of 4 equal pieces; `gate up by expert`: so for every expert.
+- `normalized`: every row is divided by its length, or by 1e-12 where it is shorter than that.
 
 `skip` and parts are for biases too: there, `q` means `q_bias`.
 """
@@ -25,7 +27,10 @@ from llmc.compiler.spec_fields import clip, near
 
 PARTS = ("q", "k", "v", "gate", "up")
 _HEADED = ("q", "k", "v")  # parts that have KV heads
-_STEPS = "transposed, skip N, row N of M, or parts of a fused tensor like q k v, q k v by group, gate up by expert"
+_STEPS = (
+    "transposed, skip N, row N of M, flat, normalized, or parts of a fused tensor like q k v, q k v by group, "
+    "gate up by expert"
+)
 
 EXPERT = "{expert}"
 _STACKED = "layers.{layer}.experts."  # what our names of matrices of experts begin with
@@ -53,7 +58,9 @@ class Source:
     transposed: bool = False
     skip: int = 0  # rows
     row: tuple[int, int] | None = None  # (which, of how many)
+    flat: bool = False
     split: Split | None = None
+    normalized: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,16 +95,25 @@ def parse(text: str) -> Source:
             source = replace(source, skip=_skipped(words, text))
         elif words[:1] == ["row"]:
             source = replace(source, row=_row(words, text))
+        elif words == ["flat"]:
+            source = replace(source, flat=True)
+        elif words == ["normalized"]:
+            source = replace(source, normalized=True)
         else:
             source = replace(source, split=_split(words, text))
         if source == before or _rank(before) >= _rank(source):
-            raise SpecError(f"{clip(text)}: wanted each step once, transposed first, row or parts last")
+            raise SpecError(
+                f"{clip(text)}: wanted each step once, in this order: transposed, skip, one of row, flat and parts, "
+                "normalized"
+            )
     return source
 
 
 def _rank(source: Source) -> int:
     """The place of the last step in the order that steps must have; 0 for none."""
-    return 3 if source.split or source.row else 2 if source.skip else int(source.transposed)
+    if source.normalized:
+        return 4
+    return 3 if source.split or source.row or source.flat else 2 if source.skip else int(source.transposed)
 
 
 def _skipped(words: list[str], text: str) -> int:
@@ -221,11 +237,15 @@ def layout(ours: str, source: Source, shapes: Mapping[str, tuple[int, ...]], kv_
     """Where the rows of `ours` lie, and the shape the file's tensor must have.
 
     `shapes` are ours, by expanded name, all parts of a fused tensor among them. Raises SpecError when the source cannot
-    be for these shapes. Experts count as rows one under another.
+    be for these shapes. Experts count as rows one under another; what is read flat is a vector.
     """
+    if source.normalized and len(shapes[ours]) == 1:
+        raise SpecError("only rows of a matrix can be normalized")
     if source.row:
         return _row_layout(source, source.row, shapes[ours])
     rows, *rest = shapes[ours]
+    if source.flat and rest:
+        raise SpecError("only a vector can be flat")
     start = source.skip
     run = stride = whole = rows
     if source.split:

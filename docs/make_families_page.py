@@ -1,8 +1,8 @@
-"""Writes docs/families.md, the families that llmc reads from Hugging Face folders, from what their test runs over.
+"""Writes docs/families.md, the families that llmc reads from folders and GGUF files, from what their tests run over.
 
     python docs/make_families_page.py
 
-The rows are the cases of tests/end_to_end/family_cases.py, all of which have to pass.
+The rows are the cases of tests/end_to_end/family_cases.py and gguf_cases.py, all of which have to pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from llmc.frontends.hf_families import load_family
 
 PAGE = Path(__file__).with_name("families.md")
-_CASES = Path(__file__).parents[1] / "tests" / "end_to_end" / "family_cases.py"
+_TESTS = Path(__file__).parents[1] / "tests" / "end_to_end"
 
 OPENING = """\
 # Families
@@ -33,26 +33,59 @@ with a spec of its own, if its blocks are those of [the spec](spec.md).
 | --- | --- | --- |
 """
 
+GGUF = """
+## GGUF files
+
+`llmc compile FILE.gguf` derives the spec from the file's metadata for these values of `general.architecture`. Of each
+variant a tiny random model of transformers is written as llama.cpp's converter writes it, compiled and compared in the
+same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in frontends/gguf_architectures.py.
+
+| `general.architecture` | Tested variants |
+| --- | --- |
+"""
+
 
 def page() -> str:
     """The whole page."""
-    variants: dict[str, list[str]] = {}
-    for variant, model_type in _variants():
-        variants.setdefault(model_type, []).append(variant)
+    return OPENING + _families() + GGUF + _architectures()
+
+
+def _families() -> str:
+    variants = _grouped(_variants())
     rows = [f"| {load_family(kind).title} | `{kind}` | {'; '.join(variants[kind])} |" for kind in variants]
-    return OPENING + "\n".join(sorted(rows, key=str.lower)) + "\n"
+    return "\n".join(sorted(rows, key=str.lower)) + "\n"
+
+
+def _architectures() -> str:
+    cases = _module("gguf_cases").CASES
+    variants = _grouped([(variant, kind) for variant, (kind, _, _) in cases.items()])
+    return "".join(f"| `{kind}` | {'; '.join(variants[kind])} |\n" for kind in sorted(variants))
+
+
+def _grouped(variants: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """(variant, kind) -> variants by kind."""
+    groups: dict[str, list[str]] = {}
+    for variant, kind in variants:
+        groups.setdefault(kind, []).append(variant)
+    return groups
 
 
 def _variants() -> list[tuple[str, str]]:
-    """(variant, model_type) of the test's cases."""
-    spec = importlib.util.spec_from_file_location(_CASES.stem, _CASES)
+    """(variant, model_type) of the cases of test_families.py."""
+    module = _module("family_cases")
+    remote = [(variant, case.model_type) for variant, case in module.REMOTE.items()]
+    return [(variant, model_type) for variant, (model_type, _) in module.CASES.items()] + remote
+
+
+def _module(name: str) -> Any:
+    """A list of cases beside the tests."""
+    spec = importlib.util.spec_from_file_location(name, _TESTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[_CASES.stem] = module  # which a dataclass looks itself up in
+    sys.modules[name] = module  # which a dataclass looks itself up in
     spec.loader.exec_module(module)
-    remote = [(variant, case.model_type) for variant, case in module.REMOTE.items()]
-    return [(variant, model_type) for variant, (model_type, _) in module.CASES.items()] + remote
+    return module
 
 
 if __name__ == "__main__":

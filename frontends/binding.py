@@ -14,7 +14,7 @@ from llmc.compiler.spec_sources import Layout, Source, expand_sources, layout, o
 from llmc.compiler.spec_tensors import is_norm, is_stacked
 from llmc.frontends.expert_tensors import gather, names_of
 from llmc.frontends.tensor import READABLE, Tensor
-from llmc.frontends.tensor_view import view
+from llmc.frontends.tensor_view import flat, view
 
 SHOWN = 40  # groups of names in one error
 PAIRED, PAIR_LENGTH = 20, 100  # groups and characters of them that are compared for near names
@@ -103,6 +103,9 @@ def bind(
     for ours, tensor in present.items():
         if tensor.turned:
             sources[ours] = replace(sources[ours], transposed=False)
+    if spec.norm.weight == "plus_one":
+        present = {ours: replace(tensor, plus=1.0) if is_norm(ours) else tensor for ours, tensor in present.items()}
+    present = {ours: flat(tensor) if sources[ours].flat else tensor for ours, tensor in present.items()}
     places, shape_faults = _places(spec, sources, shapes, present)
     faults = [*_name_faults(wanted, found, ignorable, notes), *expert_faults, *shape_faults]
     unreadable: dict[str, dict[str, None]] = {}
@@ -118,8 +121,6 @@ def bind(
             f"{where}: tensors do not fit the spec: {'; '.join(faults)}. "
             "Give a spec file that describes this model, or fetch the whole model again"
         )
-    if spec.norm.weight == "plus_one":
-        present = {ours: replace(tensor, plus=1.0) if is_norm(ours) else tensor for ours, tensor in present.items()}
     return {ours: view(tensor, sources[ours], shapes[ours], places[ours]) for ours, tensor in present.items()}
 
 

@@ -230,7 +230,7 @@ class Blocks:
             "attention", qkv, sight.kv, inputs.seqs, inputs.slots, inputs.page_indptr, inputs.page_ids,
             **sizes, scale=block.scale, window=window.size if window and sight.layer in window.layers else 0,
             kv_dtype=sight.kv_dtype, causal=int(block.causal), soft_cap=block.soft_cap,
-            bias="alibi" if position.kind == "alibi" else "none",
+            bias=position.kind if position.kind.endswith("alibi") else "none",
         )  # fmt: skip
         return self.linear(mixed, "o")
 

@@ -11,18 +11,33 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WindowRule:
-    """All layers but every `period`-th have a sliding window, and rope of base `theta` without scaling.
+    """All layers but every `period`-th have a sliding window; None: all have.
 
-    The file may say otherwise (keys `WINDOW_PERIOD`, `WINDOW_THETA`); the window's size it must say.
+    Rope of these layers has base `theta` and no scaling; None: it is that of the others. `size`: the window's where the
+    file does not say it, 0 is none; None: it must. The file may say otherwise (keys `WINDOW_PERIOD`, `WINDOW_NUMBERS`).
     """
 
-    period: int
-    theta: float
+    period: int | None
+    theta: float | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What it means that a file has this tensor, in layer 0 if in any: settings, and names beyond those so far."""
+
+    tensor: str
+    settings: dict[str, Any]
+    tensors: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Architecture:
     """`settings`: what the file does not say, as fields of the spec. `tensors`: names beyond `TENSORS`.
+
+    `numbers`, `only`, `required`, `found`: beyond those that all have. `stored`: keys whose number is the "inverse" or
+    the "double" of the spec's. `flags`: key -> settings for its values. `partial`: rope may turn a part of a head.
+    `plain_period`: the last layer of each such period has no rope.
 
     `scaled_embedding`: embeddings are multiplied by sqrt(hidden). `width_scaled`: numbers of layers of the models whose
     attention scale is 1 / sqrt(hidden / heads), not 1 / sqrt(head_dim).
@@ -30,9 +45,17 @@ class Architecture:
 
     settings: dict[str, Any]
     tensors: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, dict[bool, dict[str, Any]]] = field(default_factory=dict)
+    only: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    found: tuple[Found, ...] = ()
     scaled_embedding: bool = False
     width_scaled: tuple[int, ...] = ()
     window: WindowRule | None = None
+    partial: bool = False
+    plain_period: int = 0
 
 
 # Key after "<architecture>." -> field of the spec.
@@ -43,7 +66,6 @@ NUMBERS = {
     "feed_forward_length": "sizes.ffn",
     "attention.head_count": "attention.heads",
     "attention.head_count_kv": "attention.kv_heads",
-    "attention.layer_norm_rms_epsilon": "norm.eps",
     "attention.key_length": "attention.head_dim",
     "attention.value_length": "attention.head_dim",
     "rope.freq_base": "position.theta",
@@ -57,13 +79,16 @@ REQUIRED = (
     "block_count",
     "feed_forward_length",
     "attention.head_count",
-    "attention.layer_norm_rms_epsilon",
 )
+EPS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # norm.kind -> key
 # Where the architecture has a WindowRule; where not, a window must be absent or 0.
-WINDOW_NUMBERS = {"attention.sliding_window": "window.size", "rope.freq_base_swa": "window.theta"}
+WINDOW_SIZE = "attention.sliding_window"
+WINDOW_NUMBERS = {WINDOW_SIZE: "window.size", "rope.freq_base_swa": "window.theta"}
 WINDOW_PERIOD = "attention.sliding_window_pattern"
-ROTATED = "rope.dimension_count"  # how much of a head rope turns: all of it
+ROTATED = "rope.dimension_count"  # how much of a head rope turns; absent means all of it
 SCALING = "rope.scaling.type"  # "none" takes the factor back; absent means linear
+# Keys that say nothing where rope is not scaled by yarn or longrope.
+IGNORED = ("rope.scaling.original_context_length",)
 # Keys that must have one of these values: any other changes the model in a way llmc does not know.
 ONLY: dict[str, tuple[Any, ...]] = {
     SCALING: ("none", "linear"),
@@ -73,7 +98,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "tensor_data_layout": ("Meta AI original pth",),
 }
-NO_WINDOW: dict[str, tuple[Any, ...]] = {"attention.sliding_window": (0,)}
+NO_WINDOW: dict[str, tuple[Any, ...]] = {WINDOW_SIZE: (0,)}
 DEFAULT_THETA = 10000.0
 
 _LAYER = "blk.{layer}"
@@ -90,43 +115,163 @@ TENSORS = {
     "layers.{layer}.down": f"{_LAYER}.ffn_down.weight",
     "final_norm": "output_norm.weight",
 }
-# Tensors that a file has or has not: field of the spec -> what it is with and without them, and their names.
-OPTIONAL: dict[str, tuple[bool, bool, dict[str, str]]] = {
-    "attention.bias": (True, False, {f"layers.{{layer}}.{x}_bias": f"{_LAYER}.attn_{x}.bias" for x in "qkv"}),
-    "attention.output_bias": (True, False, {"layers.{layer}.o_bias": f"{_LAYER}.attn_output.bias"}),
-    "mlp.bias": (
-        True,
-        False,
-        {f"layers.{{layer}}.{x}_bias": f"{_LAYER}.ffn_{x}.bias" for x in ("gate", "up", "down")},
-    ),
-    "head.tied": (False, True, {"head": "output.weight"}),
-}
+
+
+def _biases(*parts: str) -> dict[str, str]:
+    return {f"layers.{{layer}}.{ours}_bias": f"{_LAYER}.{file}.bias" for ours, file in (p.split(":") for p in parts)}
+
+
+def _fused(file: str, parts: str, suffix: str) -> dict[str, str]:
+    """Our names -> the parts of a fused tensor of a layer."""
+    ending = "_bias" if suffix == "bias" else ""
+    return {f"layers.{{layer}}.{part}{ending}": f"{_LAYER}.{file}.{suffix} | {parts}" for part in parts.split()}
+
+
+# What any file may have or not; without them a model has no biases, and its head is the embedding.
+FOUND = (
+    Found(f"{_LAYER}.attn_qkv.weight", {}, _fused("attn_qkv", "q k v", "weight")),
+    Found(f"{_LAYER}.attn_qkv.bias", {"attention.bias": True}, _fused("attn_qkv", "q k v", "bias")),
+    Found(f"{_LAYER}.attn_q.bias", {"attention.bias": True}, _biases("q:attn_q", "k:attn_k", "v:attn_v")),
+    Found(f"{_LAYER}.attn_output.bias", {"attention.output_bias": True}, _biases("o:attn_output")),
+    Found(f"{_LAYER}.ffn_up.bias", {"mlp.bias": True}, _biases("gate:ffn_gate", "up:ffn_up", "down:ffn_down")),
+    Found("output.weight", {"head.tied": False}, {"head": "output.weight"}),
+    Found("output.bias", {"head.bias": True}, {"head_bias": "output.bias"}),
+)
 _QK_NORM = {f"layers.{{layer}}.{x}_norm": f"{_LAYER}.attn_{x}_norm.weight" for x in "qk"}
 _POST_NORMS = {
     "layers.{layer}.attention_post_norm": f"{_LAYER}.post_attention_norm.weight",
     "layers.{layer}.mlp_post_norm": f"{_LAYER}.post_ffw_norm.weight",
 }
 
-# Names in the file whose refusal deserves a reason.
-TENSOR_NOTES = {"rope_freqs.weight": "rope_freqs scales rope, which llmc does not know yet"}
+# Vectors that rope's frequencies are divided by: fields of the spec. Files that have them may have FACTOR_NUMBERS.
+FACTORS = {
+    "rope_freqs.weight": ("scaling.short", "scaling.long"),
+    "rope_factors_short.weight": ("scaling.short",),
+    "rope_factors_long.weight": ("scaling.long",),
+}
+FACTOR_NUMBERS = {
+    "rope.scaling.original_context_length": "scaling.original_context",
+    "rope.scaling.attn_factor": "scaling.magnitude",
+}
 
-_SILU = {"mlp.activation": "silu"}
+_SWIGLU = {"mlp.activation": "silu"}
+_PAIRS, _HALVES = {"position.layout": "interleaved"}, {"position.layout": "half"}
+# llama_model_rope_type; where a model's own layout is halves, the converter permutes q and k (its method permute).
+_LLAMA = _SWIGLU | _PAIRS
+_GEMMA = {"mlp.activation": "gelu_tanh"} | _HALVES
+_PLAIN_MLP = {"mlp.kind": "plain", "mlp.activation": "gelu_tanh"}
+_LAYER_NORM = {"norm.kind": "layer"}
+_GPT = _LAYER_NORM | _PLAIN_MLP
+_LEARNED, _ALIBI = {"position.kind": "learned"}, {"position.kind": "alibi"}
+_POSITIONS = {"positions": "position_embd.weight"}
+_GATE_UP = _fused("ffn_up", "gate up", "weight")
+_NORM_BIASES = Found(
+    "output_norm.bias",
+    {"norm.bias": True},
+    {"final_norm_bias": "output_norm.bias"} | _biases("attention_norm:attn_norm", "mlp_norm:ffn_norm"),
+)
+_EMBEDDING_NORM = {"embedding_norm": "token_embd_norm.weight", "embedding_norm_bias": "token_embd_norm.bias"}
+# Falcon 40B has a norm for attention besides that for the MLP.
+_SECOND_NORM = Found(
+    f"{_LAYER}.attn_norm_2.weight",
+    {"wiring.order": "parallel"},
+    {
+        "layers.{layer}.attention_norm": f"{_LAYER}.attn_norm_2.weight",
+        "layers.{layer}.mlp_norm": f"{_LAYER}.attn_norm.weight",
+    }
+    | _biases("attention_norm:attn_norm_2", "mlp_norm:attn_norm"),
+)
+_TWO_NORMS = Found(f"{_LAYER}.ffn_norm.weight", {"wiring.order": "sequential"}, {})
+
 ARCHITECTURES: dict[str, Architecture] = {
-    # The converter permutes q and k for this layout (convert_hf_to_gguf.py, permute; llama_model_rope_type).
-    "llama": Architecture({**_SILU, "position.layout": "interleaved"}),
-    "qwen2": Architecture({**_SILU, "position.layout": "half"}),
-    "qwen3": Architecture({**_SILU, "position.layout": "half", "attention.qk_norm": "head"}, _QK_NORM),
-    # The converter adds the one that its norms' weights lack, so they are plain here.
+    "llama": Architecture(_LLAMA),
+    "qwen2": Architecture(_SWIGLU | _HALVES),
+    "qwen3": Architecture(_SWIGLU | _HALVES | {"attention.qk_norm": "head"}, _QK_NORM),
+    # The converter adds the one that Gemma's norms' weights lack, and Nemotron's, so they are plain here.
+    "gemma": Architecture(_GEMMA, scaled_embedding=True),
+    "gemma2": Architecture(
+        _GEMMA | {"norm.place": "sandwich", "attention.soft_cap": 50.0, "head.soft_cap": 30.0},
+        _POST_NORMS,
+        numbers={"attn_logit_softcapping": "attention.soft_cap", "final_logit_softcapping": "head.soft_cap"},
+        scaled_embedding=True,
+        width_scaled=(46,),
+        window=WindowRule(period=2, size=4096),
+    ),
     "gemma3": Architecture(
-        {
-            "mlp.activation": "gelu_tanh",
-            "position.layout": "half",
-            "attention.qk_norm": "head",
-            "norm.place": "sandwich",
-        },
+        _GEMMA | {"attention.qk_norm": "head", "norm.place": "sandwich"},
         _QK_NORM | _POST_NORMS,
         scaled_embedding=True,
         width_scaled=(62,),
         window=WindowRule(period=6, theta=10000.0),
     ),
+    "gpt2": Architecture(_GPT | _LEARNED, _POSITIONS, found=(_NORM_BIASES,)),
+    "phi2": Architecture(_GPT | _HALVES | {"wiring.order": "shared"}, found=(_NORM_BIASES,), partial=True),
+    "phi3": Architecture(_SWIGLU | _HALVES, _GATE_UP, window=WindowRule(period=None, size=0), partial=True),
+    "starcoder": Architecture(_GPT | _LEARNED, _POSITIONS, found=(_NORM_BIASES,)),
+    "starcoder2": Architecture(_GPT | _HALVES, found=(_NORM_BIASES,)),
+    "qwen": Architecture(_SWIGLU | _HALVES, stored={"feed_forward_length": "double"}),
+    "stablelm": Architecture(
+        _LAYER_NORM | _SWIGLU | _HALVES | {"wiring.order": "shared"},
+        flags={"use_parallel_residual": {True: {}, False: {}}},  # true as well where the norms say otherwise
+        found=(_NORM_BIASES, _TWO_NORMS),
+        partial=True,
+    ),
+    "gptneox": Architecture(
+        _GPT | _HALVES | {"mlp.activation": "gelu"},
+        flags={"use_parallel_residual": {True: {"wiring.order": "parallel"}, False: {"wiring.order": "sequential"}}},
+        required=("use_parallel_residual",),
+        found=(_NORM_BIASES,),
+        partial=True,
+    ),
+    "bloom": Architecture(_GPT | _ALIBI | {"norm.embedding": True}, _EMBEDDING_NORM, found=(_NORM_BIASES,)),
+    "falcon": Architecture(
+        _GPT | _HALVES | {"mlp.activation": "gelu", "wiring.order": "shared"},
+        only={"tensor_data_layout": ("jploski",)},
+        found=(_NORM_BIASES, _SECOND_NORM),
+    ),
+    "mpt": Architecture(
+        _GPT | _ALIBI | {"mlp.activation": "gelu"},
+        numbers={"attention.clamp_kqv": "attention.clip"},
+        only={"attention.max_alibi_bias": (8.0,)},
+        required=("attention.max_alibi_bias",),
+        found=(_NORM_BIASES,),
+    ),
+    "olmo": Architecture(
+        _LAYER_NORM | _LLAMA | {"norm.weight": "none"}, numbers={"attention.clamp_kqv": "attention.clip"}
+    ),
+    "olmo2": Architecture(
+        _SWIGLU | _HALVES | {"norm.place": "output", "attention.qk_norm": "all"}, _QK_NORM | _POST_NORMS
+    ),
+    "command-r": Architecture(
+        _LAYER_NORM | _LLAMA | {"wiring.order": "shared"},
+        numbers={"logit_scale": "head.scale"},
+        required=("logit_scale",),
+    ),
+    "cohere2": Architecture(
+        _LAYER_NORM | _LLAMA | {"wiring.order": "shared"},
+        numbers={"logit_scale": "head.scale"},
+        required=("logit_scale",),
+        window=WindowRule(period=4),
+        plain_period=4,
+    ),
+    "granite": Architecture(
+        _LLAMA,
+        numbers={
+            "embedding_scale": "embedding.scale",
+            "residual_scale": "wiring.residual_scale",
+            "logit_scale": "head.scale",
+        },
+        stored={"logit_scale": "inverse"},
+        required=("logit_scale",),
+    ),
+    "internlm2": Architecture(_LLAMA),
+    "xverse": Architecture(_LLAMA),
+    "ernie4_5": Architecture(_LLAMA),
+    "arcee": Architecture(_PAIRS | {"mlp.kind": "plain", "mlp.activation": "relu_squared"}),
+    "orion": Architecture(_LAYER_NORM | _SWIGLU | _HALVES, found=(_NORM_BIASES,)),
+    "seed_oss": Architecture(_SWIGLU | _HALVES, {"layers.{layer}.mlp_norm": f"{_LAYER}.post_attention_norm.weight"}),
+    "exaone": Architecture(_SWIGLU | _HALVES),
+    "smollm3": Architecture(_LLAMA, plain_period=4),
+    "glm4": Architecture(_LLAMA | {"norm.place": "sandwich"}, _POST_NORMS | _GATE_UP, partial=True),
+    "nemotron": Architecture(_GPT | _HALVES | {"mlp.activation": "relu_squared"}, found=(_NORM_BIASES,), partial=True),
 }

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.errors import LlmcError
-from llmc.compiler.spec import ModelSpec
+from llmc.compiler.errors import LlmcError, SourceError
+from llmc.compiler.spec import LIMITS, ModelSpec
 from llmc.frontends.binding import bind
-from llmc.frontends.gguf_architectures import TENSOR_NOTES
+from llmc.frontends.gguf_architectures import FACTORS
 from llmc.frontends.gguf_file import GgufFile
 from llmc.frontends.gguf_spec import derive_spec
 from llmc.frontends.gguf_split import model_stem, read_parts
 from llmc.frontends.gguf_tokenizer import make_tokenizer, token_texts
 from llmc.frontends.hf_text import check_template
 from llmc.frontends.source import Source
+from llmc.frontends.tensor import Tensor
 from llmc.frontends.tokenizer_check import check_ids, check_tokenizer
 
 
@@ -30,17 +31,25 @@ def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
 
 
 def _read(file: GgufFile, path: Path, spec: ModelSpec | None) -> Source:
-    spec = spec or derive_spec(file.metadata, file.tensors, model_stem(path))
+    factors = {name: _vector(tensor) for name, tensor in file.tensors.items() if name in FACTORS}
+    spec = spec or derive_spec(file.metadata, file.tensors, model_stem(path), factors)
     tokenizer = check_tokenizer(make_tokenizer(file.metadata), "tokenizer.ggml.*")
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.ggml.tokens")
     return Source(
         spec=spec,
-        tensors=bind(spec, file.tensors, (), TENSOR_NOTES, path.name),
+        tensors=bind(spec, file.tensors, factors if spec.scaling else (), {}, path.name),
         tokenizer_json=tokenizer.json,
         chat_template=_template(file.metadata),
         generation={},
         special_tokens=token_texts(file.metadata),
     )
+
+
+def _vector(tensor: Tensor) -> tuple[float, ...]:
+    """The numbers of a small tensor."""
+    if len(tensor.shape) != 1 or tensor.shape[0] > LIMITS["attention.head_dim"][1] or not tensor.readable:
+        raise SourceError(f"{tensor.name} of shape {list(tensor.shape)}, stored as {tensor.stored}, wanted few numbers")
+    return tuple(tensor.read().tolist())
 
 
 def _template(metadata: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
+from llmc.compiler.spec_blocks import SWITCHES
 from llmc.compiler.spec_fields import clip, near
 from llmc.frontends.assemble import assemble
 from llmc.frontends.hf_experts import expert_layers
@@ -47,11 +48,17 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return load_family(kind)
 
 
-def named_as_saved(spec: ModelSpec, stem: str, names: Mapping[str, Any]) -> ModelSpec:
-    """The spec for a file with these `names`: without `stem`, when none of them has it."""
-    if not stem or any(name.startswith(stem) for name in names):
-        return spec
-    return replace(spec, tensors={ours: theirs.removeprefix(stem) for ours, theirs in spec.tensors.items()})
+def named_as_saved(spec: ModelSpec, family: Family, names: Mapping[str, Any]) -> ModelSpec:
+    """The spec for a file with these `names`: without the family's stem when none of them has it, with older ends."""
+    stem = "" if any(name.startswith(family.stem) for name in names) else family.stem
+    older = {new: old for new, old in family.older.items() if any(name.endswith(old) for name in names)}
+    tensors = {}
+    for ours, text in spec.tensors.items():
+        name, *steps = text.removeprefix(stem).split(" | ")
+        for new, old in older.items():
+            name = name.removesuffix(new) + old if name.endswith(new) else name
+        tensors[ours] = " | ".join([name, *steps])
+    return replace(spec, tensors=tensors)
 
 
 def derive_spec(
@@ -136,7 +143,7 @@ def _refused_values(config: Mapping[str, Any], family: Family) -> list[str]:
 def _cases(config: Mapping[str, Any], family: Family, faults: list[str]) -> tuple[Case, ...]:
     """The family's cases that hold."""
     values = {key: config.get(key, None if known[0] == "null" else known[0]) for key, known in family.values.items()}
-    cases = tuple(case for case in family.cases if case.holds(values))
+    cases = tuple(case for case in family.cases if case.holds(values) and not config.keys() & set(case.without))
     for case in cases:
         if case.refused:
             shown = ", ".join(f"{key} = {clip(values[key])}" for key in case.when)
@@ -164,6 +171,9 @@ def _scaled_numbers(settings: dict[str, Any], config: Mapping[str, Any], family:
         if set(names_in(rule.value)) == {"value"}:
             continue
         value = _read_number(key, rule, config, faults, again=True)
+        if value == 0 and type(value) is int and rule.sets in SWITCHES:
+            settings[rule.sets] = 0
+            continue
         if value is None or not _is_positive(key, value, faults):
             continue
         result = evaluate(rule.value, {**settings, "value": value})

@@ -144,9 +144,13 @@ class Plain:
 
 @dataclass(frozen=True)
 class Case:
-    """When keys of the table `values` have these values (one, or any of a list): what is then on top, or refused."""
+    """When keys of the table `values` have these values (one, or any of a list): what is then on top, or refused.
+
+    And when the config has none of the keys `without`.
+    """
 
     when: dict[str, Any]
+    without: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
@@ -174,8 +178,10 @@ class Family:
 
     `modules` and `layer_modules` (behind `layers`): our names -> the family's modules, with the steps of
     spec_sources.py; of the module's "weight" and "bias" what the model has. One of ours that ends in "_bias" stands for
-    a whole name. `ignored`: tensors that mean nothing.
-    `stem`: what the names in files of a base model, saved without its head, lack.
+    a whole name. `ignored`: tensors that mean nothing;
+    `beyond`: so many layers after the last one mean nothing either, for they predict what follows the next token.
+    `stem`: what the names in files of a base model, saved without its head, lack. `older`: ends of names -> what they
+    are in older files.
     """
 
     title: str
@@ -194,6 +200,8 @@ class Family:
     modules: dict[str, Any] = field(default_factory=dict)
     layer_modules: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    beyond: int = 0
+    older: dict[str, Any] = field(default_factory=dict)
     activation: Activation | None = None
     rope: Rope | None = None
     windows: Windows | None = None
@@ -217,7 +225,7 @@ class Family:
                 if ours.endswith("_bias"):  # by a name of its own
                     named[prefix + ours] = " | ".join([f"{stem}{module}", *steps])
                     continue
-                flat = [step for step in steps if step != "transposed"]
+                flat = [step for step in steps if step not in ("transposed", "normalized")]
                 named[prefix + ours] = " | ".join([f"{stem}{module}.weight", *steps])
                 if f"{ours}_bias" not in table:
                     named[f"{prefix}{ours}_bias"] = " | ".join([f"{stem}{module}.bias", *flat])

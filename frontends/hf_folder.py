@@ -66,8 +66,12 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
     check_extra_tokens(text, tokenizer.vocab)
     found = fold(_read_weights(folder), _packing(config), folder.name)
     if derived and family:
-        spec = named_as_saved(spec, family.stem, found)
-    skip = _ignored(family, spec.sizes.layers) | _tied_copies(family, spec, found)
+        spec = named_as_saved(spec, family, found)
+    skip = (
+        _ignored(family, spec.sizes.layers)
+        | _beyond(family, spec.sizes.layers, found)
+        | _tied_copies(family, spec, found)
+    )
     skip |= zero_biases(found, set(expand(spec).values()))
     template_file = folder / "chat_template.jinja"
     template = _text(folder, template_file.name) if template_file.exists() else None
@@ -161,6 +165,12 @@ def _ignored(family: Family | None, layers: int) -> set[str]:
         return set()
     names = {name.replace("{layer}", str(layer)) for name in family.ignored for layer in range(layers)}
     return names | {name.removeprefix(family.stem) for name in names}
+
+
+def _beyond(family: Family | None, layers: int, found: dict[str, Tensor]) -> set[str]:
+    """The file's names in the family's layers after the last one, which predict what follows the next token."""
+    after = [family.layers.replace("{layer}", str(layers + i)) for i in range(family.beyond)] if family else []
+    return {name for name in found if name.startswith(tuple(after))}
 
 
 def _tied_copies(family: Family | None, spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:

@@ -6,6 +6,7 @@ for its blocks lie along what are columns there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from llmc.compiler.spec_sources import Layout, Source
 from llmc.frontends.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
 
+SHORTEST = 1e-12  # length that a shorter row is taken for when it is normalized: torch.nn.functional.normalize's
 CHUNK = 1 << 22  # values of a turned matrix that are read at a time: bounds what is in memory besides the result
 
 
@@ -110,6 +112,30 @@ class TransposedView(TensorView):
         return values
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlatView(TensorView):
+    """The rows of `viewed`, one after another."""
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        return self.viewed.read().reshape(-1)[start:stop]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizedView(TensorView):
+    """The rows of `viewed`, each divided by its length."""
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        rows = self.viewed.read_rows(start, stop)
+        lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(1, keepdims=True))
+        return np.asarray(rows / np.maximum(lengths, SHORTEST), np.float32)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The tensor as a vector."""
+    size = math.prod(tensor.shape)
+    return FlatView(tensor.name, (size,), tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor)
+
+
 def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout) -> Tensor:
     """The tensor of `shape` that `source` makes of the file's, which has `place.shape`."""
     if source.transposed:
@@ -121,9 +147,13 @@ def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout) 
             tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
             viewed=tensor, row=place.start,
         )  # fmt: skip
-    if tensor.shape == shape:
+    if tensor.shape != shape:
+        tensor = RowsView(
+            tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
+            viewed=tensor, start=place.start, run=place.run, stride=place.stride,
+        )  # fmt: skip
+    if not source.normalized:
         return tensor
-    return RowsView(
-        tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
-        viewed=tensor, start=place.start, run=place.run, stride=place.stride,
+    return NormalizedView(
+        tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor
     )  # fmt: skip

@@ -18,7 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS, PAGE
-from llmc.compiler.meaning import alibi_slopes
+from llmc.compiler.meaning import bias_slopes
 from llmc.targets.elementwise import capped
 from llmc.targets.kv_codes import Q4Pages, Q8Pages
 from llmc.targets.kv_plain import PlainPages
@@ -112,10 +112,9 @@ def attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     """qkv (M, (H + 2G) D), kv pages, seqs, slots (M,), page_indptr (S + 1,), page_ids (P,) -> (M, H D)."""
     heads, groups, size = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     kind = str(attrs["kv_dtype"])
-    slopes = {"none": (), "alibi": tuple(map(float, alibi_slopes(heads)))}[attrs["bias"]]
-    scoring = _Scoring(
-        float(attrs["scale"]), int(attrs["window"]), bool(attrs["causal"]), float(attrs["soft_cap"]), slopes
-    )
+    scale, bias = float(attrs["scale"]), str(attrs["bias"])
+    slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
+    scoring = _Scoring(scale, int(attrs["window"]), bool(attrs["causal"]), float(attrs["soft_cap"]), slopes)
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 4, "float32"]
     with IRBuilder() as builder, T.prim_func():
         T.func_attr({"tirx.noalias": True})

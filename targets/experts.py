@@ -1,14 +1,14 @@
 """Matrices of experts: a row is multiplied with those that it was routed to, by the reductions of linear layers.
 
-A thread owns a range of tiles, the same of every expert, and takes all rows through them: what the experts have there
-stays in its cache while rows come, so that a step reads each matrix from memory once however many rows it has.
-Each row is summed by itself, in the same order whatever rows are beside it.
+A thread owns a range of tiles, the same of every expert, and takes all rows through them. A pair is a row and a place
+among the experts it uses. When there are more than a few rows, pairs are sorted by expert and go in groups of 8, 4, 2,
+1 that share each weight register, as rows do in linear.py. Each pair is summed by itself and a row's pairs are added in
+the order of their experts, so that its result never depends on the rows beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,24 +18,88 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
 from llmc.targets.block_linear import i8_body, packed_body
-from llmc.targets.linear import Reduce, bf16_body, f32_body, get, put, zeros
+from llmc.targets.linear import ROW_GROUPS, Reduce, bf16_body, f32_body, get
 from llmc.targets.target import Target
-from llmc.targets.vector import fma, lanes, registers, splat
+from llmc.targets.vector import f32, fma, i32, lanes, registers, splat
+
+SORTED_ROWS = 4  # from so many on pairs are sorted by expert
+ROW_BLOCK = 64  # rows that are sorted at once: what a thread keeps of them is on its stack
 
 # Columns of the matrix that a column of an operand stands for.
 _PER_WORD = {"packed": 1, "bf16": 2, "i8": 4}
 
 
-@dataclass(frozen=True)
-class _Slice:
-    """The columns of a buffer from `start` on."""
+class _Pairs:
+    """Rows and places of up to eight pairs, in registers."""
 
-    buffer: Any
-    start: Any
+    def __init__(self) -> None:
+        self.rows, self.places = registers((ROW_GROUPS[0],), "int64"), registers((ROW_GROUPS[0],), "int32")
 
-    def __getitem__(self, index: tuple[Any, Any]) -> Any:
-        row, column = index
-        return self.buffer[row, self.start + column]
+    def put(self, index: int, row: Any, place: Any) -> None:
+        """Set one."""
+        T.buffer_store(self.rows, T.cast(row, "int64"), [index])
+        T.buffer_store(self.places, T.cast(place, "int32"), [index])
+
+
+class _Picked:
+    """A buffer whose row r is that of pair r, from column `first` + its place times `step` on."""
+
+    def __init__(self, buffer: Any, pairs: _Pairs, step: int = 0, first: int = 0) -> None:
+        self.buffer, self.pairs, self.step, self.first = buffer, pairs, step, first
+
+    def __getitem__(self, index: tuple[int, Any]) -> Any:
+        pair, column = index
+        if self.step:
+            column = self.pairs.places[pair] * self.step + self.first + column
+        return self.buffer[self.pairs.rows[pair], column]
+
+
+# emit(tile, expert, pairs, how many): what one tile of an expert does with some pairs
+Emit = Callable[[Any, Any, _Pairs, int], None]
+
+
+def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """Left operands of x (M, C), ids (M, U), packed weight (E F, C) -> (M, U F), F = attrs width."""
+    columns = int(shapes[0][1]) * _PER_WORD[kind]
+    (*left_types, weight_type), make = _reduction(kind, target, attrs["format"], columns)
+    width = int(attrs["width"])
+
+    def body(buffers: list[Any]) -> Emit:
+        *left, _, weight, out = buffers
+
+        def emit(tile: Any, expert: Any, pairs: _Pairs, count: int) -> None:
+            reduce = make([*(_Picked(buffer, pairs) for buffer in left), weight])
+            acc = reduce(_tile_of(expert, width // TILE, tile), 0, count)
+            for r in range(count):
+                where = [pairs.rows[r], lanes(pairs.places[r] * width + tile * TILE)]
+                T.buffer_store(out, get(acc, r), where)
+
+        return emit
+
+    return _frame([*left_types, "int32", weight_type, "float32"], shapes, len(left_types), attrs, body)
+
+
+def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """Left operands of x (M, U F), ids and weights (M, U), packed weight (E C, F) -> (M, C), C = attrs width."""
+    used = int(shapes[-4][1])
+    columns = int(shapes[0][1]) * _PER_WORD[kind] // used
+    (*left_types, weight_type), make = _reduction(kind, target, attrs["format"], columns)
+
+    def body(buffers: list[Any]) -> Emit:
+        *left, _, shares, weight, out = buffers
+
+        def emit(tile: Any, expert: Any, pairs: _Pairs, count: int) -> None:
+            reduce = make([*_slices(left, pairs, kind, attrs["format"], columns, used), weight])
+            acc = reduce(_tile_of(expert, int(attrs["width"]) // TILE, tile), 0, count)
+            for r in range(count):
+                where = [pairs.rows[r], lanes(tile * TILE)]
+                share = splat(shares[pairs.rows[r], pairs.places[r]])
+                T.buffer_store(out, fma(share, get(acc, r), out[tuple(where)]), where)
+
+        return emit
+
+    types = [*left_types, "int32", "float32", weight_type, "float32"]
+    return _frame(types, shapes, len(left_types), attrs, body, adds=True)
 
 
 def _reduction(kind: str, target: Target, format: str, columns: int) -> tuple[list[str], Callable[[list[Any]], Reduce]]:
@@ -50,17 +114,22 @@ def _reduction(kind: str, target: Target, format: str, columns: int) -> tuple[li
     return ["int32", "float32", "float32", "int32"], i8_body(target, packing, columns)
 
 
-def _frame(
-    dtypes: list[str], shapes: list[Any], tiles: int, body: Callable[[list[Any], Any, Any], None]
-) -> tirx.PrimFunc:
-    """`body(buffers, tile, row)` for every tile, in parallel, and every row."""
-    with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
-        buffers = [T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)]
-        with T.parallel(0, tiles) as tile, T.serial(0, shapes[0][0]) as row:
-            body(buffers, tile, row)
-    return builder.get()
+def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
+    """The left operands' columns of each pair's slice, as if they were all there is.
+
+    Sums of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
+    """
+    words = _Picked(left[0], pairs, columns // _PER_WORD[kind])
+    if kind != "i8":
+        return [words]
+    packing = FORMATS[format]
+    assert isinstance(packing, BlockFormat)
+    blocks = columns // BLOCK
+    if packing.block == SUM_BLOCK:  # the reduction asks for sums of 16, which it expects after its own slice's of 32
+        sums = _Picked(left[2], pairs, columns // SUM_BLOCK, (used - 1) * blocks)
+    else:
+        sums = _Picked(left[2], pairs, blocks)
+    return [words, _Picked(left[1], pairs, blocks), sums]
 
 
 def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:
@@ -70,56 +139,66 @@ def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:
     return place[0]
 
 
-def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """Left operands of x (M, C), ids (M, U), packed weight (E F, C) -> (M, U F), F = attrs width."""
-    columns = int(shapes[0][1]) * _PER_WORD[kind]
-    (*left, weight), make = _reduction(kind, target, attrs["format"], columns)
-    width, used = int(attrs["width"]), int(shapes[-3][1])
-    tiles = width // TILE
-
-    def body(buffers: list[Any], tile: Any, row: Any) -> None:
-        *left, ids, weight, out = buffers
-        reduce = make([*left, weight])
-        with T.serial(0, used) as u:
-            acc = reduce(_tile_of(ids[row, u], tiles, tile), row, 1)
-            T.buffer_store(out, get(acc, 0), [row, lanes(u * width + tile * TILE)])
-
-    return _frame([*left, "int32", weight, "float32"], shapes, tiles, body)
-
-
-def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """Left operands of x (M, U F), ids and weights (M, U), packed weight (E C, F) -> (M, C), C = attrs width."""
-    used = int(shapes[-4][1])
-    columns = int(shapes[0][1]) * _PER_WORD[kind] // used
-    (*left, weight), make = _reduction(kind, target, attrs["format"], columns)
-    tiles = int(attrs["width"]) // TILE
-
-    def body(buffers: list[Any], tile: Any, row: Any) -> None:
-        *left, ids, weights, weight, out = buffers
-        total = zeros(1, "float32")
-        with T.serial(0, used) as u:
-            reduce = make([*_slices(left, kind, attrs["format"], columns, used, u), weight])
-            acc = reduce(_tile_of(ids[row, u], tiles, tile), row, 1)
-            put(total, 0, fma(splat(weights[row, u]), get(acc, 0), get(total, 0)))
-        T.buffer_store(out, get(total, 0), [row, lanes(tile * TILE)])
-
-    return _frame([*left, "int32", "float32", weight, "float32"], shapes, tiles, body)
+def _frame(
+    dtypes: list[str], shapes: list[Any], ids_at: int, attrs: dict[str, Any], body: Callable[[list[Any]], Emit],
+    adds: bool = False,
+) -> tirx.PrimFunc:  # fmt: skip
+    """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`. `adds`: the output starts as zeros."""
+    used = int(shapes[ids_at][1])
+    with IRBuilder() as builder, T.prim_func():
+        T.func_attr({"tirx.noalias": True})
+        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
+        buffers = [T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)]
+        emit, ids, out, rows = body(buffers), buffers[ids_at], buffers[-1], shapes[0][0]
+        with T.parallel(0, int(attrs["width"]) // TILE) as tile:
+            if adds:
+                with T.serial(0, rows) as row:
+                    T.buffer_store(out, splat(f32(0)), [row, lanes(tile * TILE)])
+            with T.If(rows < SORTED_ROWS):
+                with T.Then():
+                    pairs = _Pairs()
+                    with T.serial(0, rows) as row, T.serial(0, used) as u:
+                        pairs.put(0, row, u)
+                        emit(tile, ids[row, u], pairs, 1)
+                with T.Else(), T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
+                    first = block * ROW_BLOCK
+                    count = T.min(rows - first, ROW_BLOCK)
+                    _sorted_pairs(emit, tile, ids, first, count, used, int(attrs["experts"]))
+    return builder.get()
 
 
-def _slices(left: list[Any], kind: str, format: str, columns: int, used: int, u: Any) -> list[Any]:
-    """The left operands' columns of slice u, as if they were all there is.
+def _sorted_pairs(emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used: int, experts: int) -> None:
+    """All pairs of `count` rows from `first` on, expert by expert."""
+    order = registers((ROW_BLOCK * used,), "int32")  # row * used + place, by expert
+    ends, cursor = registers((experts + 1,), "int32"), registers((experts,), "int32")
+    with T.serial(0, experts + 1) as e:
+        T.buffer_store(ends, i32(0), [e])
+    with T.serial(0, count) as row, T.serial(0, used) as u:
+        after = ids[first + row, u] + 1
+        T.buffer_store(ends, ends[after] + 1, [after])
+    with T.serial(0, experts) as e:
+        T.buffer_store(cursor, ends[e], [e])
+        T.buffer_store(ends, ends[e] + ends[e + 1], [e + 1])
+    with T.serial(0, count) as row, T.serial(0, used) as u:
+        expert = ids[first + row, u]
+        T.buffer_store(order, T.cast(row, "int32") * used + T.cast(u, "int32"), [cursor[expert]])
+        T.buffer_store(cursor, cursor[expert] + 1, [expert])
+    pairs = _Pairs()
 
-    Sums of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
-    """
-    words = _Slice(left[0], u * (columns // _PER_WORD[kind]))
-    if kind != "i8":
-        return [words]
-    packing = FORMATS[format]
-    assert isinstance(packing, BlockFormat)
-    blocks = columns // BLOCK
-    halves = packing.block == SUM_BLOCK  # then the reduction asks for sums of 16, which it expects after its own of 32
-    sums = u * (columns // SUM_BLOCK) + (used - 1) * blocks if halves else u * blocks
-    return [words, _Slice(left[1], u * blocks), _Slice(left[2], sums)]
+    def some(expert: Any, start: Any, size: int) -> None:
+        for r in range(size):
+            pair = order[start + r]
+            pairs.put(r, first + T.floordiv(pair, used), T.floormod(pair, used))
+        emit(tile, expert, pairs, size)
+
+    whole, *rest = ROW_GROUPS
+    with T.serial(0, experts) as e:
+        size = ends[e + 1] - ends[e]
+        with T.serial(0, T.floordiv(size, whole)) as group:
+            some(e, ends[e] + group * whole, whole)
+        for part in rest:
+            with T.If(T.floormod(T.floordiv(size, part), 2) == 1), T.Then():
+                some(e, ends[e] + T.floordiv(size, 2 * part) * (2 * part), part)
 
 
 KERNELS: dict[str, Any] = {

@@ -57,11 +57,7 @@ def route(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Prim
         if attrs["groups"] > 1:
             best = 2 if routing == "sigmoid" else 1
             _close_groups(choice, count, int(attrs["groups"]), int(attrs["groups_used"]), best)
-        with T.serial(0, used) as u:
-            place = _best(choice, 0, count)
-            T.buffer_store(ids, place, [row, u])
-            T.buffer_store(chosen, scores[place], [u])
-            T.buffer_store(choice, f32(LOWEST), [place])
+        _choose(choice, scores, chosen, ids, row, count, used)
         if routing == "softmax_of_chosen":
             _softmax(chosen, used)
         elif attrs["renormalize"]:
@@ -70,6 +66,24 @@ def route(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Prim
             T.buffer_store(weights, chosen[u] * f32(attrs["scale"]), [row, u])
 
     return kernel(["float32", "float32", "int32", "float32"], shapes, body)
+
+
+def _choose(choice: Any, scores: Any, chosen: Any, ids: Any, row: Any, count: int, used: int) -> None:
+    """ids[row] are the `used` best, ascending, and `chosen` their scores; the first ones where there is no number."""
+    taken, place = registers((count,), "int32"), registers((1,), "int32")
+    with T.serial(0, count) as e:
+        T.buffer_store(taken, i32(0), [e])
+    with T.serial(0, used) as u:
+        T.buffer_store(ids, u, [row, u])
+        T.buffer_store(chosen, scores[u], [u])
+        best = _best(choice, 0, count)
+        T.buffer_store(taken, i32(1), [best])
+        T.buffer_store(choice, f32(LOWEST), [best])
+    T.buffer_store(place, i32(0), [0])
+    with T.serial(0, count) as e, T.If(taken[e] == 1), T.Then():
+        T.buffer_store(ids, e, [row, place[0]])
+        T.buffer_store(chosen, scores[e], [place[0]])
+        T.buffer_store(place, place[0] + 1, [0])
 
 
 def _array(size: int) -> Any:

@@ -61,7 +61,7 @@ def embed(
 @click.command(
     short_help="Say what may stand behind a mask.",
     epilog="""\b
-Example:
+Examples:
   llmc fill bert.llmc "Paris is the capital of [MASK]." --top 3""",
 )
 @click.argument("artifact", metavar="NAME.llmc")

@@ -38,6 +38,8 @@ LAYER = "layers.{layer}."
         ("a | q k v by group", Source("a", split=Split(("q", "k", "v"), None))),
         ("a | q v k by 4", Source("a", split=Split(("q", "v", "k"), 4))),
         ("a | row 1 of 2", Source("a", row=(1, 2))),
+        ("a | flat", Source("a", flat=True)),
+        ("a | transposed | q k v | normalized", Source("a", True, split=Split(("q", "k", "v")), normalized=True)),
         ("a | transposed | skip 10 |  k  v by group ", Source("a", True, 10, split=Split(("k", "v"), None))),
     ],
 )
@@ -67,18 +69,21 @@ def test_parse(text: str, source: Source) -> None:
         ("a | row -1 of 2", "wanted row N of M"),
         ("a | row 1", "wanted row N of M"),
         ("a | row 0 of 0", "wanted row N of M"),
-        ("a | row 0 of 2 | q k v", "row or parts last"),
-        ("a | q k v | row 0 of 2", "row or parts last"),
+        ("a | row 0 of 2 | q k v", "in this order: transposed, skip, one of row"),
+        ("a | q k v | row 0 of 2", "in this order: transposed, skip, one of row"),
         ("a | q k by", "unknown step or part 'by'"),
         ("a | q k by groups", "wanted group, expert or a number after by, got 'groups'"),
         ("a | q k by 0", "wanted group, expert or a number after by, got '0'"),
         ("a | gate up by group", "by group is for q, k, v, got gate up"),
-        ("a | transposed | transposed", "each step once, transposed first, row or parts last"),
+        ("a | transposed | transposed", "each step once, in this order"),
         ("a | q k v | q k v", "each step once"),
+        ("a | normalized | q k v", "each step once"),
+        ("a | row 0 of 2 | flat", "each step once"),
+        ("a | flat now", "unknown step or part 'flat'"),
         ("a | skip 1 | skip 2", "each step once"),
-        ("a | q k v | transposed", "transposed first, row or parts last"),
-        ("a | skip 1 | transposed", "transposed first"),
-        ("a | q k v | skip 1", "row or parts last"),
+        ("a | q k v | transposed", "in this order"),
+        ("a | skip 1 | transposed", "in this order"),
+        ("a | q k v | skip 1", "in this order: transposed, skip, one of row"),
         ("x" * 10**6 + "|", "unknown step"),
     ],
 )
@@ -197,3 +202,8 @@ def test_layouts_that_cannot_be() -> None:
             layout(ours, parse(text), SHAPES, 2)
     with pytest.raises(SpecError, match="only a matrix can be transposed"):
         layout("q_bias", parse("a | transposed | q k v"), SHAPES, 2)
+    for text in ("a | normalized", "a | row 0 of 2 | normalized"):
+        with pytest.raises(SpecError, match="only rows of a matrix can be normalized"):
+            layout("q_bias", parse(text), SHAPES, 2)
+    with pytest.raises(SpecError, match="only a vector can be flat"):
+        layout("q", parse("a | flat"), SHAPES, 2)

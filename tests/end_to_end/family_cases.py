@@ -30,10 +30,13 @@ _GROUPED = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
     "Llama with biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "Llama, heads of 100": ("llama", {"head_dim": 100}),
     "Llama, linear scaling": ("llama", {"rope_parameters": _LINEAR}),
     "Llama, dynamic scaling": ("llama", {"rope_parameters": _LINEAR | {"rope_type": "dynamic"}}),
     "Llama 3.1 (llama3 scaling)": ("llama", {"rope_parameters": _LLAMA3}),
+    "Mistral 0.2, without windows": ("mistral", {"sliding_window": None}),
     "Mistral": ("mistral", {"sliding_window": 7}),
+    "Qwen 1.5": ("qwen2", {"num_key_value_heads": 4}),
     "Qwen 2": ("qwen2", {"tie_word_embeddings": True}),
     "Qwen 2.5, yarn scaling": ("qwen2", {"rope_parameters": _YARN}),
     "Qwen 2.5, yarn scaling, spelled out": (
@@ -96,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon 7B": ("falcon", {"ffn_hidden_size": 200}),
     "Falcon 40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True}),
     "Falcon 11B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    "Falcon 1B": ("falcon", {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True}),
     "Falcon, sequential": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
     "StableLM": ("stablelm", {"use_qkv_bias": True}),
     "StableLM, parallel": ("stablelm", {"use_parallel_residual": True}),
@@ -121,6 +125,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
     ),
     "Cohere": ("cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}),
+    "Cohere, norms of queries and keys": ("cohere", {"use_qk_norm": True}),
     "Cohere 2": ("cohere2", {"sliding_window": 9, "layer_types": [SLIDING, FULL], "tie_word_embeddings": True}),
     "GLM 4": ("glm", {"head_dim": 16}),
     "GLM 4 0414": ("glm4", {"head_dim": 24}),
@@ -180,6 +185,8 @@ class Remote:
 
     `config`: what its config.json is. `names`: pattern -> replacement for names of the twin's tensors, in order.
     `fused`: name -> the twin's modules that lie in it one after another; `grouped`: so for every KV head.
+    `alibi`: the twin has ALiBi in place of rope; `normalized`: the rows of its head have length 1; `ungated`: its
+    shared experts have a gate of one half for every token, which lies in the file's matrices.
     """
 
     model_type: str
@@ -188,6 +195,9 @@ class Remote:
     names: dict[str, str] = field(default_factory=dict)
     fused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     grouped: bool = False
+    alibi: bool = False
+    normalized: bool = False
+    ungated: bool = False
 
 
 _SIZES = {
@@ -199,6 +209,17 @@ _LLAMA = _SIZES | {
     "hidden_act": "silu",
 }  # fmt: skip
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_PACKED: dict[str, Any] = {"fused": {"self_attn.W_pack": _QKV}}
+# As both of 7B have it; 13B has only the second key for its length. Another number of heads than a power of two.
+_BAICHUAN_7B = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"} | {
+    "hidden_size": 32, "model_max_length": 256
+}  # fmt: skip
+_BAICHUAN_13B = {key: value for key, value in _BAICHUAN_7B.items() if key != "max_position_embeddings"} | {
+    "hidden_size": 48, "num_attention_heads": 6, "_from_model_config": True, "gradient_checkpointing": [False],
+}  # fmt: skip
+_TWIN_7B = {"hidden_size": 32, "num_key_value_heads": 4}
+_TWIN_13B = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 6}
+_FIRST, _SECOND = {"vocab_size": 64000}, {"vocab_size": 125696}
 
 REMOTE: dict[str, Remote] = {
     "InternLM": Remote(
@@ -218,9 +239,48 @@ REMOTE: dict[str, Remote] = {
         {"attention.wqkv": _QKV},
         grouped=True,
     ),
+    "InternLM 20B, without biases": Remote("internlm", ("llama", {}), _LLAMA | {"bias": False}),
+    "Baichuan 1 7B": Remote("baichuan", ("llama", _TWIN_7B | _FIRST), _BAICHUAN_7B | _FIRST, **_PACKED),
+    "Baichuan 1 13B": Remote("baichuan", ("llama", _TWIN_13B | _FIRST), _BAICHUAN_13B | _FIRST, **_PACKED, alibi=True),
+    "Baichuan 2 7B": Remote(
+        "baichuan", ("llama", _TWIN_7B | _SECOND), _BAICHUAN_7B | _SECOND, **_PACKED, normalized=True
+    ),
+    "Baichuan 2 13B": Remote(
+        "baichuan", ("llama", _TWIN_13B | _SECOND), _BAICHUAN_13B | _SECOND, **_PACKED, alibi=True, normalized=True
+    ),
+    "DeepSeek MoE": Remote(
+        "deepseek",
+        (
+            "qwen2_moe",
+            {
+                **_FEW, "num_hidden_layers": 3, "mlp_only_layers": [0], "shared_expert_intermediate_size": 96,
+                "qkv_bias": False,
+            },
+        ),
+        _LLAMA | {
+            "num_hidden_layers": 3, "attention_bias": False, "first_k_dense_replace": 1, "moe_intermediate_size": 48,
+            "moe_layer_freq": 1, "n_routed_experts": 5, "n_shared_experts": 2, "norm_topk_prob": False,
+            "num_experts_per_tok": 2, "scoring_func": "softmax", "aux_loss_alpha": 0.001, "seq_aux": True,
+            "rope_scaling": None, "rope_theta": 10000,
+        },
+        {"shared_expert": "shared_experts"},
+        ungated=True,
+    ),
     "Orion": Remote("orion", ("stablelm", {"partial_rotary_factor": 1.0}), _LLAMA),
     "XVERSE": Remote("xverse", ("llama", {}), _LLAMA | {"max_tokenizer_truncation": 200}),
     "Aquila": Remote("aquila", ("llama", {}), _LLAMA | {"rope_scaling": None}),
+    "DeepSeek MoE without shared experts": Remote(
+        "deepseek",
+        ("mixtral", {"num_local_experts": 5, "intermediate_size": 48, "rms_norm_eps": 1e-5, "rope_theta": 1e4}),
+        _LLAMA | {
+            "moe_intermediate_size": 48, "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": None,
+            "first_k_dense_replace": 0, "moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": True,
+            "rope_theta": 1e4,
+        },
+        names={
+            "block_sparse_moe": "mlp", r"\.w1\.": ".gate_proj.", r"\.w2\.": ".down_proj.", r"\.w3\.": ".up_proj.",
+        },
+    ),
     "MiniCPM": Remote(
         "minicpm",
         (

@@ -105,9 +105,9 @@ def gemma3_reference(path: Path) -> Gemma3ForCausalLM:
         return _filled(Gemma3ForCausalLM(config), state)
 
 
-def saved_reference(folder: Path) -> PreTrainedModel:
+def saved_reference(folder: Path, attention: str = "eager") -> PreTrainedModel:
     """The float32 model that transformers itself makes of a folder, whatever its family."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 
 

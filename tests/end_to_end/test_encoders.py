@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 import llmc
@@ -138,6 +140,31 @@ def test_masks(name: str, encoder: Callable[[str, Any], Path]) -> None:
         np.testing.assert_allclose([g.probability for g in guesses], np.sort(logits[place])[::-1], atol=1e-5)
         assert [g.id for g in guesses][:3] == (-logits[place]).argsort(kind="stable")[:3].tolist()
         assert guesses[0].token == WORDS[guesses[0].id]
+
+
+def test_older_names_of_norms(encoder: Callable[[str, Any], Path]) -> None:
+    """As multilingual BERT was saved: gamma and beta, and what its other tasks read."""
+    folder = encoder("bert", AutoModelForMaskedLM)
+    with _compiled(folder) as model:
+        expected = model.fill("a [MASK] is big", top=len(WORDS))
+    path = folder / "model.safetensors"
+    weights = {
+        re.sub("LayerNorm.weight$", "LayerNorm.gamma", re.sub("LayerNorm.bias$", "LayerNorm.beta", name)): values
+        for name, values in load_file(path).items()
+    }
+    assert sum(name.endswith("LayerNorm.gamma") for name in weights) == 6
+    others = {"bert.pooler.dense": (32, 32), "cls.seq_relationship": (2, 32)}
+    for name, shape in others.items():
+        weights |= {f"{name}.weight": np.ones(shape, np.float32), f"{name}.bias": np.ones(shape[0], np.float32)}
+    path.unlink()
+    save_file(weights, path)
+    config = json.loads((folder / "config.json").read_text())
+    pooler = {"pooler_fc_size": 768, "pooler_type": "first_token_transform", "directionality": "bidi"}
+    (folder / "config.json").write_text(json.dumps(config | pooler))
+    with _compiled(folder) as model:
+        assert model.fill("a [MASK] is big", top=len(WORDS)) == expected
+    with open_model(folder) as source:
+        assert source.spec.tensors["head_norm_bias"] == "cls.predictions.transform.LayerNorm.beta"
 
 
 def test_what_an_encoder_is_not_for(encoder: Callable[[str, Any], Path]) -> None:

@@ -73,14 +73,14 @@ def _by_meaning(folder: Path, quant: str) -> np.ndarray:
     return np.array(got.numpy())
 
 
-@pytest.mark.parametrize("quant", ["f32", "q8", "c4", "q3h"])
+@pytest.mark.parametrize("quant", ["q8", "c4"])
 def test_an_exact_artifact_computes_what_its_rounded_weights_mean(quant: str, folder: Path, tmp_path: Path) -> None:
     compile_model(folder, tmp_path / "a.llmc", quant=quant, activations="f32", kv="f32")
     with llmc.load(tmp_path / "a.llmc") as model:
         np.testing.assert_allclose(_steps(model, len(IDS)), _by_meaning(folder, quant), atol=1e-3)
 
 
-@pytest.mark.parametrize("quant", ["q8", "c4", "bf16"])
+@pytest.mark.parametrize("quant", ["q8", "bf16"])
 def test_rounded_activations_lose_little_and_chunks_nothing(quant: str, folder: Path, tmp_path: Path) -> None:
     compile_model(folder, tmp_path / "a.llmc", quant=quant, kv="f32")
     expected = _by_meaning(folder, quant)
@@ -92,7 +92,8 @@ def test_rounded_activations_lose_little_and_chunks_nothing(quant: str, folder: 
     assert np.median(error) < 0.02  # a row may go another way where two experts score almost the same
 
 
-def test_routers_stay_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_routers_stay_as_they_are(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_model("qwen2_moe", **CASES["Qwen 1.5 MoE"][1])
     text = tmp_path / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     ways: list[dict[str, Any]] = [{"quant": "c3"}, {}, {"bpw": 7.0, "calib": text}, {"quant": "c4", "calib": text}]

@@ -72,7 +72,10 @@ WAYS: dict[str, tuple[dict[str, str], Any]] = {
         {GATE: "g{expert}l{layer} | transposed", UP: "u{layer}", DOWN: "d{expert}l{layer} | transposed"},
         lambda g, u, d: {f"{x}{e}l1": m[e].T for e in range(COUNT) for x, m in (("g", g), ("d", d))} | {"u1": u},
     ),
-    "three dimensions": ({GATE: "g{layer}", UP: "u{layer}", DOWN: "d{layer}"}, lambda g, u, d: {"g1": g, "u1": u, "d1": d}),
+    "three dimensions": (
+        {GATE: "g{layer}", UP: "u{layer}", DOWN: "d{layer}"},
+        lambda g, u, d: {"g1": g, "u1": u, "d1": d},
+    ),
     "three dimensions, turned": (
         {GATE: "g{layer} | transposed", UP: "u{layer}", DOWN: "d{layer} | transposed"},
         lambda g, u, d: {"g1": g.transpose(0, 2, 1), "u1": u, "d1": d.transpose(0, 2, 1)},

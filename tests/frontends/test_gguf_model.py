@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -209,8 +210,8 @@ def test_metadata_that_is_refused(tiny_gguf: Write, keys: dict[str, object], mes
 
 def test_other_architectures_are_refused(tiny_gguf: Write) -> None:
     path = tiny_gguf()
-    path.write_bytes(path.read_bytes().replace(b"llama", b"gemma", 1))
-    with pytest.raises(SourceError, match=r"general.architecture is 'gemma', llmc knows: llama"):
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba", 1))
+    with pytest.raises(SourceError, match=r"general.architecture is 'mamba', llmc knows: llama"):
         open_model(path)
 
 
@@ -219,7 +220,6 @@ def test_all_tensor_faults_are_told_at_once(tiny_gguf: Write) -> None:
         "blk.0.attn_q.weight": None,
         "blk.1.attn_q.weight": None,
         "blk.1.attn_k.weight": np.ones((16, 64), np.float32),
-        "rope_freqs.weight": np.ones(8, np.float32),
         "blk.0.extra.weight": np.ones(8, np.float32),
     }
     with pytest.raises(SourceError) as caught:
@@ -228,9 +228,38 @@ def test_all_tensor_faults_are_told_at_once(tiny_gguf: Write) -> None:
     assert "missing blk.{0-1}.attn_q.weight" in message
     assert "not read by any block" in message
     assert "blk.0.extra.weight" in message
-    assert "rope_freqs scales rope" in message
     assert "shape of blk.1.attn_k.weight is [16, 64], wanted [32, 64]" in message
     assert "\n" not in message
+
+
+def test_factors_of_rope_are_read_from_their_tensor(tiny_gguf: Write) -> None:
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = tiny_gguf(tensors={"rope_freqs.weight": factors})
+    with open_model(path) as source:
+        scaling = source.spec.scaling
+        assert scaling is not None
+        assert scaling.kind == "longrope"
+        assert scaling.short == scaling.long == tuple(factors.tolist())
+        spec = source.spec
+    with open_model(path, spec) as source:
+        assert source.spec == spec
+    with pytest.raises(SourceError, match="not read by any block rope_freqs.weight"):
+        open_model(path, replace(spec, scaling=None))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"rope_freqs.weight": np.ones(7, np.float32)}, "wanted 8 numbers above 0"),
+        ({"rope_freqs.weight": np.zeros(8, np.float32)}, "wanted 8 numbers above 0"),
+        ({"rope_freqs.weight": np.full(8, np.nan, np.float32)}, "rope_freqs.weight has NaN"),
+        ({"rope_freqs.weight": np.ones((2, 8), np.float32)}, r"rope_freqs.weight of shape \[2, 8\]"),
+        ({"rope_factors_long.weight": np.ones(8, np.float32)}, "scaling.short"),
+    ],
+)
+def test_factors_of_rope_that_are_refused(tiny_gguf: Write, tensors: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(LlmcError, match=message):
+        open_model(tiny_gguf(tensors=tensors))
 
 
 def test_types_that_cannot_be_read_are_named(tiny_gguf: Write) -> None:

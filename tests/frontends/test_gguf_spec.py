@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec, Window
-from llmc.frontends.gguf_architectures import ARCHITECTURES
+from llmc.frontends.gguf_architectures import ARCHITECTURES, EPS
 from llmc.frontends.gguf_spec import derive_spec
 
 LAYERS = 7
+# What an architecture needs beside the others' keys.
+NEEDS: dict[str, dict[str, Any]] = {
+    "gemma3": {"attention.sliding_window": 8},
+    "gptneox": {"use_parallel_residual": True},
+    "mpt": {"attention.max_alibi_bias": 8.0},
+    "command-r": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25, "attention.sliding_window": 8},
+    "granite": {"logit_scale": 8.0},
+}
 
 
-def derive(kind: str, **changes: Any) -> ModelSpec:
+def derive(kind: str, tensors: Collection[str] = (), **changes: Any) -> ModelSpec:
     """The spec of a small file; "." is written "__", and None leaves a key out."""
+    eps = EPS[ARCHITECTURES[kind].settings.get("norm.kind", "rms")]
     own = {
         "context_length": 64, "embedding_length": 48, "block_count": LAYERS, "feed_forward_length": 96,
-        "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-6, "attention.key_length": 16,
-        **({"attention.sliding_window": 8} if kind == "gemma3" else {}),
+        "attention.head_count": 4, eps: 1e-6, "attention.key_length": 16, **NEEDS.get(kind, {}),
         **{key.replace("__", "."): value for key, value in changes.items()},
     }  # fmt: skip
     metadata = {
@@ -29,17 +39,46 @@ def derive(kind: str, **changes: Any) -> ModelSpec:
         "tokenizer.ggml.model": "gpt2",
         **{f"{kind}.{key}": value for key, value in own.items() if value is not None},
     }
-    return derive_spec(metadata, ["blk.0.attn_q.bias"] if kind == "qwen2" else [], "x")
+    return derive_spec(metadata, tensors, "x")
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_architecture_gives_a_spec(kind: str) -> None:
     spec = derive(kind)
-    assert spec.position.layout == ("interleaved" if kind == "llama" else "half")
-    assert (spec.window is not None) == (kind == "gemma3")
-    assert spec.attention.bias == (kind == "qwen2")
-    assert (spec.attention.qk_norm == "head") == (kind in ("qwen3", "gemma3"))
+    assert (spec.window is not None) == (kind in ("gemma2", "gemma3", "cohere2"))
     assert spec.attention.scale == 0.25
+    assert spec.head.tied
+    assert not spec.attention.bias
+
+
+@pytest.mark.parametrize("kind", NEEDS)
+def test_what_an_architecture_must_say(kind: str) -> None:
+    for key in NEEDS[kind]:
+        with pytest.raises(LlmcError, match=f"missing key {kind}.{key}"):
+            derive(kind, **{key.replace(".", "__"): None})
+
+
+def test_what_tensors_say() -> None:
+    assert derive("qwen2", ["blk.0.attn_q.bias"]).attention.bias
+    assert not derive("llama", ["output.weight"]).head.tied
+    fused = derive("stablelm", ["blk.0.attn_qkv.weight", "blk.0.ffn_norm.weight"])
+    assert fused.tensors["layers.{layer}.k"] == "blk.{layer}.attn_qkv.weight | q k v"
+    assert fused.wiring.order == "sequential"
+    assert derive("stablelm").wiring.order == "shared"
+    assert derive("falcon", ["blk.0.attn_norm_2.weight"]).wiring.order == "parallel"
+
+
+def test_numbers_that_the_file_has_otherwise() -> None:
+    assert derive("granite").head.scale == 0.125
+    assert derive("command-r").head.scale == 0.25
+    assert derive("qwen").sizes.ffn == 48
+    assert derive("gptneox", use_parallel_residual=False).wiring.order == "sequential"
+
+
+def test_rope_of_a_part_and_of_some_layers() -> None:
+    assert derive("phi2", rope__dimension_count=8).position.rotary_dim == 8
+    assert derive("phi2", rope__dimension_count=16).position.rotary_dim == 0
+    assert derive("smollm3", block_count=9).position.plain_layers == (3, 7)
 
 
 def test_which_layers_have_the_window() -> None:
@@ -48,6 +87,11 @@ def test_which_layers_have_the_window() -> None:
     spec = derive("gemma3", **other)
     assert spec.window == Window(size=8, layers=(0, 1, 3, 4, 6), theta=5e4)
     assert spec.position.factor == 8.0
+    assert spec.window.factor == 1.0
+    old = derive("gemma2", rope__scaling__factor=2.0, rope__freq_base=5e4)
+    assert old.window == Window(size=4096, layers=(0, 2, 4, 6), theta=5e4, factor=2.0)
+    assert derive("phi3", attention__sliding_window=8).window == Window(8, tuple(range(LAYERS)), 10000.0)
+    assert derive("phi3", attention__sliding_window=0).window is None
 
 
 def test_scales_that_no_key_says() -> None:
@@ -60,7 +104,6 @@ def test_scales_that_no_key_says() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("gemma3", {"attention__sliding_window": None}, "missing key gemma3.attention.sliding_window"),
         ("gemma3", {"attention__sliding_window": 0}, r"gemma3.attention.sliding_window = 0, wanted a whole number"),
         ("gemma3", {"attention__sliding_window_pattern": 1}, "sliding_window_pattern = 1, wanted a whole number"),
         ("gemma3", {"attention__sliding_window_pattern": [True, False]}, r"sliding_window_pattern = \[True, False\]"),
@@ -72,6 +115,21 @@ def test_scales_that_no_key_says() -> None:
         ("gemma3", {"attention__causal": False}, "attention.causal = False"),
         ("qwen2", {"attention__sliding_window": 8}, "attention.sliding_window = 8, llmc knows: 0"),
         ("qwen3", {"attention__sliding_window_pattern": 6}, "'attention.sliding_window_pattern'"),
+        ("phi3", {"attention__sliding_window": -1}, "attention.sliding_window = -1"),
+        ("phi3", {"attention__sliding_window": False}, "attention.sliding_window = False"),
+        ("phi3", {"attention__sliding_window_pattern": 2}, "'attention.sliding_window_pattern'"),
+        ("phi2", {"rope__dimension_count": 24}, "position.rotary_dim"),
+        ("phi2", {"rope__dimension_count": -2}, "rope.dimension_count = -2"),
+        ("phi2", {"rope__dimension_count": 0}, "rope.dimension_count = 0"),
+        ("falcon", {"rope__dimension_count": 8}, "wanted head_dim = 16"),
+        ("falcon", {"tensor_data_layout": "other"}, "tensor_data_layout = 'other', llmc knows: 'jploski'"),
+        ("gptneox", {"use_parallel_residual": 1}, "use_parallel_residual = 1, llmc knows: True, False"),
+        ("mpt", {"attention__max_alibi_bias": 0.0}, "max_alibi_bias = 0.0, llmc knows: 8.0"),
+        ("granite", {"logit_scale": 0.0}, "granite.logit_scale = 0.0"),
+        ("granite", {"logit_scale": float("nan")}, "granite.logit_scale = nan"),
+        ("granite", {"logit_scale": 1e-300}, "granite.logit_scale = "),
+        ("gpt2", {"attention__layer_norm_rms_epsilon": 1e-6}, "'attention.layer_norm_rms_epsilon'"),
+        ("qwen", {"feed_forward_length": 1}, "qwen.feed_forward_length = 0"),
         ("qwen3", {"expert_count": 8}, "expert_count = 8"),
     ],
 )

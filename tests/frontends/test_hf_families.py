@@ -179,12 +179,27 @@ def test_cases() -> None:
     assert eleven.wiring.order == "shared"
     old = derive("falcon", **SIZES, multi_query=False, parallel_attn=False, num_kv_heads=2)
     assert (old.wiring.order, old.attention.kv_heads) == ("sequential", 4)
-    assert "alibi = True, llmc knows: False" in faults_of("falcon", **SIZES, alibi=True)
+    assert derive("falcon", **SIZES, alibi=True).position.kind == "scaled_alibi"
     odd = faults_of("falcon", **SIZES, new_decoder_architecture=True, parallel_attn=False)
     assert "new_decoder_architecture = True, parallel_attn = False: llmc knows no such Falcon" in odd
     assert "num_ln_in_parallel_attn = 3, llmc knows: null, 1, 2" in faults_of(
         "falcon", **SIZES, num_ln_in_parallel_attn=3
     )
+
+
+def test_cases_of_absent_keys() -> None:
+    """The generations and sizes of Baichuan: what tells them apart, and that nothing else is taken for one of them."""
+    sizes = {**LLAMA, "vocab_size": 64000}
+    first = derive("baichuan", **sizes)
+    assert (first.position.kind, first.tensors["head"], first.sizes.context) == ("rope", "lm_head.weight", 128)
+    second = derive("baichuan", **{**sizes, "vocab_size": 125696})
+    assert (second.position.kind, second.tensors["head"]) == ("rope", "lm_head.weight | normalized")
+    del sizes["max_position_embeddings"]
+    assert derive("baichuan", **sizes).position.kind == "alibi"
+    assert derive("baichuan", **sizes).sizes.context == 4096
+    assert derive("baichuan", **sizes, model_max_length=77).sizes.context == 77
+    assert "vocab_size = 64, llmc knows: 64000, 125696" in faults_of("baichuan", **LLAMA)
+    assert "tie_word_embeddings = True, llmc knows: False" in faults_of("baichuan", **sizes, tie_word_embeddings=True)
 
 
 def test_files_of_a_base_model(tiny_model: Tiny, tmp_path: Path) -> None:

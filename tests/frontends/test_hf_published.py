@@ -74,6 +74,32 @@ CHATGLM2_6B = """{"architectures": ["ChatGLMModel"], "model_type": "chatglm", "a
 "seq_length": 32768, "tie_word_embeddings": false, "torch_dtype": "float16", "transformers_version": "4.31.0",
 "use_cache": true, "vocab_size": 65024}"""
 
+BAICHUAN2_13B = """{"architectures": ["BaichuanForCausalLM"], "auto_map": {"AutoConfig":
+"configuration_baichuan.BaichuanConfig", "AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"},
+"tokenizer_class": "BaichuanTokenizer", "bos_token_id": 1, "eos_token_id": 2, "gradient_checkpointing": [false],
+"_from_model_config": true, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+"intermediate_size": 13696, "model_max_length": 4096, "model_type": "baichuan", "num_attention_heads": 40,
+"num_hidden_layers": 40, "pad_token_id": 0, "rms_norm_eps": 1e-06, "tie_word_embeddings": false,
+"torch_dtype": "bfloat16", "transformers_version": "4.29.2", "use_cache": true, "vocab_size": 125696}"""
+
+DEEPSEEK_MOE_16B = """{"architectures": ["DeepseekForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"}, "aux_loss_alpha": 0.001, "bos_token_id": 100000,
+"eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+"initializer_range": 0.02, "intermediate_size": 10944, "max_position_embeddings": 4096, "model_type": "deepseek",
+"moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+"norm_topk_prob": false, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+"num_key_value_heads": 16, "pretraining_tp": 1, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000,
+"scoring_func": "softmax", "seq_aux": true, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+"transformers_version": "4.36.0", "use_cache": true, "vocab_size": 102400}"""
+
+BERT_MULTILINGUAL = """{"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+"directionality": "bidi", "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+"initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+"model_type": "bert", "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "pooler_fc_size": 768,
+"pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128,
+"pooler_type": "first_token_transform", "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0",
+"type_vocab_size": 2, "use_cache": true, "vocab_size": 119547}"""
+
 
 def derive(text: str) -> ModelSpec:
     config: dict[str, Any] = json.loads(text)
@@ -91,6 +117,9 @@ def derive(text: str) -> ModelSpec:
         (GEMMA_2_2B, (256000, 2304, 26, 9216, 8192)),
         (PHI_2, (51200, 2560, 32, 10240, 2048)),
         (CHATGLM2_6B, (65024, 4096, 28, 13696, 32768)),
+        (BAICHUAN2_13B, (125696, 5120, 40, 13696, 4096)),
+        (DEEPSEEK_MOE_16B, (102400, 2048, 28, 10944, 4096)),
+        (BERT_MULTILINGUAL, (119547, 768, 12, 3072, 512)),
     ],
 )
 def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
@@ -113,3 +142,10 @@ def test_what_is_special() -> None:
     assert derive(PHI_2).position.rotary_dim == 32
     glm = derive(CHATGLM2_6B)
     assert (glm.attention.kv_heads, glm.position.rotary_dim, glm.position.layout) == (2, 64, "interleaved")
+    baichuan = derive(BAICHUAN2_13B)
+    assert (baichuan.position.kind, baichuan.tensors["head"]) == ("alibi", "lm_head.weight | normalized")
+    experts = derive(DEEPSEEK_MOE_16B).experts
+    assert (experts.count, experts.used, experts.ffn, experts.shared_ffn) == (64, 6, 1408, 2816)
+    assert experts.layers == tuple(range(1, 28))
+    assert not experts.renormalize
+    assert derive(BERT_MULTILINGUAL).head.transform

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
@@ -134,6 +137,31 @@ def test_single_steps(shape: tuple[int, ...], stored: MakeTensor) -> None:
             assert_reads(vector, array[row])
         vector = read_as(stored(array.T), f"t | transposed | row 0 of {rows}", "x", {"x": shape[1:]})
         assert_reads(vector, array[0])
+
+
+def test_normalized_rows(stored: MakeTensor) -> None:
+    """As torch does it: a row shorter than 1e-12 is divided by that, and one of zeros stays."""
+    array = np.random.default_rng(3).standard_normal((9, 5)).astype(np.float32)
+    array[3], array[4], array[5] = 0, 1e-14, 1e-20
+    expected = functional.normalize(torch.from_numpy(array)).numpy()
+    assert 0 < expected[4].max() < 0.1
+    for value, rows in (("t | normalized", array), ("t | transposed | normalized", array.T)):
+        read = read_as(stored(rows), value, "head", {"head": (9, 5)})
+        assert read.kept is None
+        np.testing.assert_allclose(read.read(), expected, rtol=1e-6)
+        np.testing.assert_array_equal(read.read_rows(2, 7), read.read()[2:7])
+    first, second = (
+        read_as(stored(array), "t | q k | normalized", name, {"q": (4, 5), "k": (5, 5)}).read() for name in "qk"
+    )
+    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-6)
+
+
+def test_a_matrix_as_a_vector(stored: MakeTensor) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    vector = tensor_view.flat(stored(array))
+    assert vector.kept is None
+    assert_reads(vector, array.reshape(-1))
+    np.testing.assert_array_equal(tensor_view.flat(replace(stored(array), plus=1.0)).read(), array.reshape(-1) + 1)
 
 
 def test_gpt_neox_heads(stored: MakeTensor) -> None:

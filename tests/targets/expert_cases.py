@@ -46,7 +46,7 @@ LEFT = {
 def experts(rng: Rng, op: str, format: str) -> Case:
     """Rows through some experts each, the same one twice among them."""
     kind, _, way = op.split("_")
-    rows, used, count = int(rng.choice([1, 2, 9, 40])), int(rng.integers(1, 5)), int(rng.choice([2, 5]))
+    rows, used, count = int(rng.choice([1, 3, 9, 40, 150])), int(rng.integers(1, 5)), int(rng.choice([2, 5]))
     long = format.endswith("_k")
     inner = 256 if long else int(rng.choice([64, 128] if kind == "i8" and way == "out" else [16, 48, 64, 112]))
     width = int(rng.choice([16, 48]))

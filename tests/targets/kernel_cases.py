@@ -95,7 +95,7 @@ def attention(rng: Rng, kind: str = "", **attrs: Any) -> Case:
         "window": int(rng.choice([0, 0, 1, 5, 16, 17, 33])),
         "kv_dtype": kind,
         "soft_cap": float(rng.choice([0, 0, 0.5, 5, 50])),
-        "bias": str(rng.choice(["none", "alibi"])),
+        "bias": str(rng.choice(["none", "alibi", "scaled_alibi"])),
         "causal": int(rng.choice([1, 1, 0])),
         **attrs,
     }

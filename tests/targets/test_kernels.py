@@ -79,7 +79,7 @@ def test_attention_equals_its_meaning_over_every_kind_of_pages(kind: str, varian
         run(attention(rng, kind), VARIANTS[variant])
 
 
-@pytest.mark.parametrize(("soft_cap", "bias"), [(2.0, "none"), (0.0, "alibi"), (2.0, "alibi")])
+@pytest.mark.parametrize(("soft_cap", "bias"), [(2.0, "none"), (0.0, "alibi"), (2.0, "alibi"), (0.0, "scaled_alibi")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_caps_scores_and_takes_distance_off(kind: str, soft_cap: float, bias: str) -> None:
     rng = np.random.default_rng([*map(ord, kind + bias)])

@@ -1,0 +1,51 @@
+"""What a compiled family must do: the logits and greedy tokens of transformers, however the tokens are fed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+import llmc
+from llmc.compiler.driver import compile_model
+from llmc.runtime.engine import Feed
+from llmc.runtime.model import Model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import is_greedy, logits
+
+PROMPT, ANSWER = 41, 32  # tokens; windows and original contexts of the cases are shorter than the prompt
+TOLERANCE = 1e-4  # which tells gelu from its approximation
+# Large enough that another one shows in the logits.
+EPS = dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), 0.02)
+
+
+def _steps(model: Model, ids: list[int], chunk: int) -> np.ndarray:
+    """(n, V) logits of every place, fed `chunk` tokens a step."""
+    sequence = model.engine.new_sequence()
+    parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
+    rows = [model.engine.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
+    model.engine.release(sequence)
+    return np.concatenate(rows)
+
+
+def check(path: Path, twin: PreTrainedModel, output: Path, seed: int) -> None:
+    """The model at `path`, compiled to `output` with float32 weights, gives what `twin` gives."""
+    compile_model(path, output, quant="f32")
+    random = np.random.default_rng(seed)
+    ids, other = (random.integers(3, 320, count).tolist() for count in (PROMPT, 7))
+    with llmc.load(output) as model:
+        made = model.generate(ids, max_tokens=ANSWER, ignore_eos=True)
+        assert len(made.ids) == ANSWER
+        text = [*ids, *made.ids]
+        expected = logits(twin, text)
+        assert is_greedy(expected, ids, list(made.ids))
+        whole = _steps(model, text, len(text))
+        np.testing.assert_allclose(whole, expected, atol=TOLERANCE, rtol=0)
+        for chunk in (7, 1):
+            np.testing.assert_array_equal(_steps(model, text, chunk), whole)
+        batch = model.generate_batch([ids, other], max_tokens=ANSWER, ignore_eos=True)
+        assert batch[0].ids == made.ids
+        assert batch[1].ids == model.generate(other, max_tokens=ANSWER, ignore_eos=True).ids

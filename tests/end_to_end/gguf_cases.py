@@ -1,0 +1,100 @@
+"""Architectures of GGUF files and variants of them: what test_gguf_families.py writes and compiles.
+
+Variant -> general.architecture, and the tiny model: model_type and what differs from that of tests/conftest.py. Where
+transformers has a model of the architecture's own name, it is that one; else one that computes the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 8, "long_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0, 8.0, 16.0],
+}  # fmt: skip
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}),
+    "Llama 3.1 (llama3 scaling)": ("llama", "llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "Qwen 2": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    "Qwen 3": ("qwen3", "qwen3", {"head_dim": 24}),
+    "Gemma": ("gemma", "gemma", {"head_dim": 24, "tie_word_embeddings": True}),
+    "Gemma 2": (
+        "gemma2",
+        "gemma2",
+        {
+            "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True,
+            "attn_logit_softcapping": 7.0, "final_logit_softcapping": 5.0, "num_hidden_layers": 3,
+        },
+    ),
+    "Gemma 3": (
+        "gemma3",
+        "gemma3_text",
+        {
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GPT-2": ("gpt2", "gpt2", {"tie_word_embeddings": True}),
+    "GPT-2, a head of its own": ("gpt2", "gpt2", {}),
+    "Phi 2": ("phi2", "phi", {}),
+    "Phi 3": ("phi3", "phi3", {"sliding_window": 9}),
+    "Phi 3.5, longrope": (
+        "phi3",
+        "phi3",
+        {"sliding_window": 200, "original_max_position_embeddings": 16, "rope_parameters": _LONGROPE},
+    ),
+    "Phi 4": ("phi3", "phi3", {"sliding_window": None}),
+    "StarCoder 1": ("starcoder", "gpt_bigcode", {"tie_word_embeddings": True}),
+    "StarCoder 2": ("starcoder2", "starcoder2", {"sliding_window": None, "tie_word_embeddings": True}),
+    "Qwen": ("qwen", "qwen2", {"num_key_value_heads": 4}),
+    "StableLM": ("stablelm", "stablelm", {"use_qkv_bias": True}),
+    "StableLM, parallel": ("stablelm", "stablelm", {"use_parallel_residual": True}),
+    "GPT-NeoX": ("gptneox", "gpt_neox", {}),
+    "GPT-NeoX, one after another": ("gptneox", "gpt_neox", {"use_parallel_residual": False}),
+    "BLOOM": ("bloom", "bloom", {"hidden_size": 96, "num_attention_heads": 6, "seq_length": 256}),
+    "Falcon 7B": ("falcon", "falcon", {"tie_word_embeddings": True}),
+    "Falcon 40B": ("falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "Falcon 11B": (
+        "falcon",
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "MPT": ("mpt", "mpt", {"max_seq_len": 256, "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}),
+    "MPT, clipped": (
+        "mpt",
+        "mpt",
+        {"max_seq_len": 256, "tie_word_embeddings": True, "attn_config": {"clip_qkv": 0.5}},
+    ),
+    "OLMo": ("olmo", "olmo", {}),
+    "OLMo, clipped": ("olmo", "olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
+    "OLMo 2": ("olmo2", "olmo2", {}),
+    "Command-R": ("command-r", "cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}),
+    "Cohere 2": (
+        "cohere2",
+        "cohere2",
+        {"sliding_window": 9, "num_hidden_layers": 5, "logit_scale": 0.25, "tie_word_embeddings": True},
+    ),
+    "Granite": (
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+            "logits_scaling": 3.0, "tie_word_embeddings": True,
+        },
+    ),
+    "InternLM 2": ("internlm2", "llama", {}),
+    "XVERSE": ("xverse", "llama", {}),
+    "ERNIE 4.5": ("ernie4_5", "ernie4_5", {"head_dim": 24, "tie_word_embeddings": True}),
+    "Arcee": ("arcee", "arcee", {}),
+    "Orion": ("orion", "stablelm", {"partial_rotary_factor": 1.0}),
+    "Seed-OSS": ("seed_oss", "seed_oss", {"head_dim": 24}),
+    "EXAONE 3": ("exaone", "llama", {"rope_parameters": _LLAMA3}),
+    "SmolLM 3": ("smollm3", "smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "GLM 4 0414": ("glm4", "glm4", {"head_dim": 24, "attention_bias": True}),
+    "Nemotron": ("nemotron", "nemotron", {}),
+}  # fmt: skip

@@ -1,0 +1,52 @@
+"""docs/seed_models.md is what its generator writes, and the files and cases it names exist and belong together."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from llmc.frontends.gguf_architectures import ARCHITECTURES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
+import gguf_cases
+from family_cases import CASES, REMOTE
+
+
+@pytest.fixture(scope="module")
+def maker(root: Path) -> ModuleType:
+    path = root / "docs" / "make_seed_page.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # which a dataclass looks itself up in
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(maker: ModuleType) -> None:
+    assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run: python docs/make_seed_page.py"
+
+
+def test_every_case_is_of_its_family(maker: ModuleType, root: Path) -> None:
+    families = {case: kind for case, (kind, _) in CASES.items()} | {c: r.model_type for c, r in REMOTE.items()}
+    for row in maker.ROWS:
+        if not row.test:
+            continue
+        assert (root / row.source).is_file(), row
+        assert (root / row.test).is_file(), row
+        if row.test == maker.FAMILIES:
+            assert families[row.case] == Path(row.source).stem, row
+        elif row.test == maker.GGUF:
+            assert gguf_cases.CASES[row.case][0] in ARCHITECTURES, row
+        else:
+            assert f"def {row.case}(" in (root / row.test).read_text(encoding="utf-8"), row
+
+
+def test_all_are_there(maker: ModuleType) -> None:
+    assert len(maker.ROWS) == len({(row.shipped, row.format) for row in maker.ROWS}) == 35
+    assert [row.shipped for row in maker.ROWS if not row.test] == ["facebook_m2m100_418m"]
