@@ -18,7 +18,7 @@ from llmc.targets.build import compile_module
 from llmc.targets.lower import KERNELS, lower
 
 # Rewritten by pack_weights, or computed at compile time.
-WITHOUT_KERNEL = {"embedding", "linear", "pack"}
+WITHOUT_KERNEL = {"embedding", "linear", "experts_in", "experts_out", "pack"}
 
 
 def _step(format: str) -> tvm.IRModule:
