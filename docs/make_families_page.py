@@ -2,7 +2,8 @@
 
     python docs/make_families_page.py
 
-The rows are the cases of tests/end_to_end/family_cases.py and gguf_cases.py, all of which have to pass.
+The rows are the cases of family_cases.py, encoder_cases.py and gguf_cases.py in tests/end_to_end, all of which have to
+pass.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ with a spec of its own, if its blocks are those of [the spec](spec.md).
 | --- | --- | --- |
 """
 
+ENCODERS = """
+## Encoders
+
+Vectors of texts (`llmc embed`) and words behind masks (`llmc fill`) within 1e-4 of what transformers gives
+(tests/end_to_end/test_encoders.py); sentence-transformers folders bring their pooling along.
+
+| Family | `model_type` | Tested variants |
+| --- | --- | --- |
+"""
+
 GGUF = """
 ## GGUF files
 
@@ -47,11 +58,13 @@ same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in f
 
 def page() -> str:
     """The whole page."""
-    return OPENING + _families() + GGUF + _architectures()
+    encoders = [(variant, kind) for variant, (kind, _) in _module("encoder_cases").ENCODERS.items()]
+    return OPENING + _families(_variants()) + ENCODERS + _families(encoders) + GGUF + _architectures()
 
 
-def _families() -> str:
-    variants = _grouped(_variants())
+def _families(cases: list[tuple[str, str]]) -> str:
+    """Rows of a table of (variant, model_type)."""
+    variants = _grouped(cases)
     rows = [f"| {load_family(kind).title} | `{kind}` | {'; '.join(variants[kind])} |" for kind in variants]
     return "\n".join(sorted(rows, key=str.lower)) + "\n"
 

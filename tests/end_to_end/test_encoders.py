@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,26 +24,11 @@ from llmc.frontends.source import open_model
 from llmc.runtime.errors import RequestError
 from llmc.runtime.model import Model
 
+sys.path.insert(0, str(Path(__file__).parent))
+from encoder_cases import ENCODERS
+
 WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "aeiourst")]
 TEXTS = ["a cat", "the dog is a big dog", "x", "rats rats rats and cats, stirred", "a cat"]
-
-_BERT = {
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
-ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("bert", {**_BERT, "max_position_embeddings": 64}),
-    "roberta": ("roberta", {**_BERT, "max_position_embeddings": 66, "pad_token_id": 1, "type_vocab_size": 1}),
-    "roberta of two types": ("roberta", {**_BERT, "max_position_embeddings": 66, "pad_token_id": 1}),
-    "distilbert": (
-        "distilbert",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
-    ),
-}  # fmt: skip
 
 # A small search task: the text that answers each question is the one at the same place.
 QUESTIONS = [
@@ -144,7 +130,7 @@ def test_masks(name: str, encoder: Callable[[str, Any], Path]) -> None:
 
 def test_older_names_of_norms(encoder: Callable[[str, Any], Path]) -> None:
     """As multilingual BERT was saved: gamma and beta, and what its other tasks read."""
-    folder = encoder("bert", AutoModelForMaskedLM)
+    folder = encoder("BERT", AutoModelForMaskedLM)
     with _compiled(folder) as model:
         expected = model.fill("a [MASK] is big", top=len(WORDS))
     path = folder / "model.safetensors"
@@ -168,7 +154,7 @@ def test_older_names_of_norms(encoder: Callable[[str, Any], Path]) -> None:
 
 
 def test_what_an_encoder_is_not_for(encoder: Callable[[str, Any], Path]) -> None:
-    with _compiled(encoder("bert", AutoModel)) as model:
+    with _compiled(encoder("BERT", AutoModel)) as model:
         for call in (lambda: model.generate("a"), lambda: model.evaluate("a cat " * 40)):
             with pytest.raises(RequestError, match="cannot generate: it was compiled to embed"):
                 call()
@@ -194,7 +180,7 @@ def test_what_an_encoder_is_not_for(encoder: Callable[[str, Any], Path]) -> None
 def test_poolings(
     modules: list[str], mode: dict[str, bool], message: str | None, encoder: Callable[[str, Any], Path]
 ) -> None:
-    folder = encoder("bert", AutoModel)
+    folder = encoder("BERT", AutoModel)
     table = [{"idx": i, "path": "1_Pooling", "type": f"x.{kind}"} for i, kind in enumerate(modules)]
     (folder / "modules.json").write_text(json.dumps(table))
     (folder / "1_Pooling").mkdir()

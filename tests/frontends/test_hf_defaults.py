@@ -15,7 +15,19 @@ from llmc.frontends.hf_config import derive_spec
 from llmc.frontends.hf_families import Family, known_families, load_family
 
 # Families that transformers has not by this name.
-REMOTE = {"aquila", "chatglm", "exaone", "internlm", "internlm2", "minicpm", "orion", "qwen", "xverse"}
+REMOTE = {
+    "aquila",
+    "baichuan",
+    "chatglm",
+    "deepseek",
+    "exaone",
+    "internlm",
+    "internlm2",
+    "minicpm",
+    "orion",
+    "qwen",
+    "xverse",
+}
 NATIVE = [
     name for name in known_families() if name not in REMOTE and load_family(name).settings.get("attention.causal", True)
 ]
