@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from llmc.compiler.errors import SpecError
 from llmc.compiler.spec_blocks import (
@@ -34,14 +34,16 @@ from llmc.compiler.spec_blocks import (
     Window,
     Wiring,
 )
-from llmc.compiler.spec_fields import clip, near, read_dataclass, write_toml
+from llmc.compiler.spec_fields import clip, near, read_dataclass, table_of, write_toml
 from llmc.compiler.spec_sources import source_faults
 from llmc.compiler.spec_tensors import expand, required_tensors, tensor_shapes, weight_count
 from llmc.compiler.text_file import parse_toml
 
 __all__ = [
+    "BLOCKS",
     "CHOICES",
     "LIMITS",
+    "OPTIONAL_BLOCKS",
     "Attention",
     "Embedding",
     "Experts",
@@ -102,6 +104,15 @@ class ModelSpec:
         faults = faults or [*_relation_faults(self), *_token_faults(self), *_tensor_faults(self)]
         if faults:
             raise SpecError(f"spec of {clip(self.name)}: " + "; ".join(faults))
+
+
+def _blocks(optional: bool) -> dict[str, type]:
+    hints = {name: hint for name, hint in get_type_hints(ModelSpec).items() if table_of(hint) not in (None, Tokens)}
+    return {name: kind for name, hint in hints.items() if (kind := table_of(hint)) and (kind is not hint) == optional}
+
+
+# Field -> class: of the blocks that every model has, and of those that one may lack.
+BLOCKS, OPTIONAL_BLOCKS = _blocks(optional=False), _blocks(optional=True)
 
 
 def _value(spec: ModelSpec, path: str) -> Any:

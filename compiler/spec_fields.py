@@ -50,7 +50,7 @@ def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespa
             faults.append(f"unknown key {prefix}{near(str(key), fields)}")
             continue
         hint = types[key]
-        table = _table_of(hint)
+        table = table_of(hint)
         if table is not None and (value is not None or table is hint):
             values[key] = read_dataclass(table, value, prefix + key, faults, namespace)
         elif table is not None:
@@ -66,7 +66,7 @@ def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespa
     return None if len(faults) > before else cls(**values)
 
 
-def _table_of(hint: Any) -> type | None:
+def table_of(hint: Any) -> type | None:
     """The dataclass in the annotation of a field, `X` or `X | None`; None for a plain value."""
     found = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
     return typing.cast(type, found[0]) if found else None

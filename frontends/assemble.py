@@ -9,28 +9,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from llmc.compiler.spec import ModelSpec, Tokens
-from llmc.compiler.spec_blocks import (
-    Attention,
-    Embedding,
-    Experts,
-    Head,
-    Mlp,
-    Norm,
-    Pooling,
-    Position,
-    Scaling,
-    Sizes,
-    Window,
-    Wiring,
-)
+from llmc.compiler.spec import BLOCKS, OPTIONAL_BLOCKS, ModelSpec, Tokens
 from llmc.compiler.spec_tensors import required_tensors
-
-_BLOCKS: dict[str, Any] = {
-    "sizes": Sizes, "norm": Norm, "attention": Attention, "position": Position, "mlp": Mlp, "wiring": Wiring,
-    "embedding": Embedding, "head": Head, "experts": Experts,
-}  # fmt: skip
-_OPTIONAL: dict[str, Any] = {"window": Window, "scaling": Scaling, "pooling": Pooling}
 
 # The kinds that every model llmc reads so far has.
 KINDS = {"norm.kind": "rms", "attention.kind": "gqa", "position.kind": "rope", "mlp.kind": "gated"}
@@ -46,8 +26,8 @@ def assemble(name: str, settings: Mapping[str, Any], tokens: Tokens, tensors: Ma
     def block(prefix: str) -> dict[str, Any]:
         return {path[len(prefix) + 1 :]: value for path, value in settings.items() if path.startswith(f"{prefix}.")}
 
-    blocks = {name: kind(**block(name)) for name, kind in _BLOCKS.items()}
-    optional = {name: kind(**block(name)) for name, kind in _OPTIONAL.items() if block(name)}
+    blocks: dict[str, Any] = {name: kind(**block(name)) for name, kind in BLOCKS.items()}
+    optional: dict[str, Any] = {name: kind(**block(name)) for name, kind in OPTIONAL_BLOCKS.items() if block(name)}
     wanted = required_tensors(SimpleNamespace(**blocks))
     named = {ours: tensors[ours] for ours in wanted if ours in tensors}
     return ModelSpec(name=name, tokens=tokens, tensors=named, **blocks, **optional)

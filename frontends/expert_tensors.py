@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmc.compiler.errors import SpecError
-from llmc.compiler.formats import Quantized
+from llmc.compiler.formats import Quantized, join
 from llmc.compiler.spec_sources import EXPERT, Source
 from llmc.frontends.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
@@ -42,9 +42,7 @@ class StackedView(TensorView):
 
     def read_quantized(self) -> Quantized:
         """The codes and scales of all parts."""
-        parts = [part.read_quantized() for part in self.parts]
-        tables = {name: np.concatenate([part.tables[name] for part in parts]) for name in parts[0].tables}
-        return Quantized(np.concatenate([part.codes for part in parts]), tables)
+        return join([part.read_quantized() for part in self.parts])
 
     def _taken(self, start: int, stop: int) -> Floats:
         rows = self.parts[0].shape[0]
@@ -95,12 +93,9 @@ def gather(source: Source, found: Mapping[str, Tensor], count: int) -> tuple[Ten
         return merged, source
     rows = parts[0].shape[1]
     slices = [
-        RowsView(
-            merged.name, (rows, merged.shape[1]), merged.stored, merged.offset, merged.nbytes, merged.file,
-            viewed=merged, start=number * rows, run=rows, stride=rows,
-        )
+        RowsView.of(merged, (rows, merged.shape[1]), start=number * rows, run=rows, stride=rows)
         for number in range(count)
-    ]  # fmt: skip
+    ]
     return _stacked([_turned(part) for part in slices]), replace(source, transposed=False)
 
 
@@ -114,15 +109,11 @@ def _stacked(parts: list[Tensor]) -> Tensor:
 
 
 def _turned(part: Tensor) -> Tensor:
-    return TransposedView(
-        part.name, part.shape[::-1], part.stored, part.offset, part.nbytes, part.file, viewed=part
-    )  # fmt: skip
+    return TransposedView.of(part, part.shape[::-1])
 
 
 def _merged(tensor: Tensor) -> Tensor:
     count, rows, columns = tensor.shape
     if type(tensor) is Tensor:  # one row after another in the file, whatever the number of dimensions
         return replace(tensor, shape=(count * rows, columns))
-    return MergedView(
-        tensor.name, (count * rows, columns), tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor
-    )  # fmt: skip
+    return MergedView.of(tensor, (count * rows, columns))

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler import spec_blocks
 from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import BLOCKS, OPTIONAL_BLOCKS
 from llmc.compiler.spec_fields import clip, near
 from llmc.compiler.spec_tensors import TABLE
 from llmc.compiler.text_file import parse_toml, read_text
@@ -27,9 +27,8 @@ MAX_FILE = 1 << 16  # characters
 DERIVED = "derived"  # the value of `absent` and `null` that stands for the field's row in the table `derived`
 WINDOW_RULES = ("all", "after", "every", "plain", "none")
 PLAIN_RULES = ("full", "full beside windows", "listed")
-_BLOCKS = ("Sizes", "Norm", "Attention", "Position", "Mlp", "Wiring", "Embedding", "Head", "Pooling", "Experts")
 FIELDS = {
-    f"{name.lower()}.{entry.name}" for name in _BLOCKS for entry in dataclasses.fields(getattr(spec_blocks, name))
+    f"{block}.{entry.name}" for block, kind in (BLOCKS | OPTIONAL_BLOCKS).items() for entry in dataclasses.fields(kind)
 }
 
 

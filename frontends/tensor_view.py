@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,12 @@ class TensorView(Tensor):
     """
 
     viewed: Tensor
+
+    @classmethod
+    def of(cls, viewed: Tensor, shape: tuple[int, ...], **places: Any) -> TensorView:
+        """A view of this shape; `places` are the fields of its class."""
+        where = viewed.name, shape, viewed.stored, viewed.offset, viewed.nbytes, viewed.file
+        return cls(*where, viewed=viewed, **places)
 
     @property
     def readable(self) -> bool:
@@ -132,28 +139,15 @@ class NormalizedView(TensorView):
 
 def flat(tensor: Tensor) -> Tensor:
     """The tensor as a vector."""
-    size = math.prod(tensor.shape)
-    return FlatView(tensor.name, (size,), tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor)
+    return FlatView.of(tensor, (math.prod(tensor.shape),))
 
 
 def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout) -> Tensor:
     """The tensor of `shape` that `source` makes of the file's, which has `place.shape`."""
     if source.transposed:
-        tensor = TransposedView(
-            tensor.name, tensor.shape[::-1], tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor
-        )
+        tensor = TransposedView.of(tensor, tensor.shape[::-1])
     if source.row:
-        return VectorView(
-            tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
-            viewed=tensor, row=place.start,
-        )  # fmt: skip
+        return VectorView.of(tensor, shape, row=place.start)
     if tensor.shape != shape:
-        tensor = RowsView(
-            tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file,
-            viewed=tensor, start=place.start, run=place.run, stride=place.stride,
-        )  # fmt: skip
-    if not source.normalized:
-        return tensor
-    return NormalizedView(
-        tensor.name, shape, tensor.stored, tensor.offset, tensor.nbytes, tensor.file, viewed=tensor
-    )  # fmt: skip
+        tensor = RowsView.of(tensor, shape, start=place.start, run=place.run, stride=place.stride)
+    return NormalizedView.of(tensor, shape) if source.normalized else tensor

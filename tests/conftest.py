@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,15 @@ def _module_from(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # which a dataclass looks itself up in
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[[str], ModuleType]:
+    """A function `(path in the checkout) -> module`, for scripts that no package has."""
+    return lambda path: _module_from(ROOT / path)
 
 
 @pytest.fixture(scope="session")

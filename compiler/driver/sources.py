@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, encode
+from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, encode, join
 from llmc.passes.quantize.gptq import compensate
 
 COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
@@ -40,7 +40,7 @@ class ModelSources:
         """Codes and tables of matrices one under another."""
         tensors = [self.model.tensors[name] for name in names]
         if all(tensor.kept == format.name for tensor in tensors):
-            return _joined([tensor.read_quantized() for tensor in tensors])
+            return join([tensor.read_quantized() for tensor in tensors])
         gram = self.grams.get(names[0])
         if gram is None:
             return format.quantize(self.stacked(names))
@@ -56,10 +56,3 @@ class ModelSources:
         quantized = self.quantized(kind, names)
         rows, columns = sum(self.model.tensors[n].shape[0] for n in names), self.model.tensors[names[0]].shape[1]
         return encode(kind, quantized, rows, columns)
-
-
-def _joined(parts: list[Quantized]) -> Quantized:
-    if len(parts) == 1:
-        return parts[0]
-    tables = {name: np.concatenate([part.tables[name] for part in parts]) for name in parts[0].tables}
-    return Quantized(np.concatenate([part.codes for part in parts]), tables)

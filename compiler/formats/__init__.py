@@ -7,7 +7,7 @@ search.py choose codes and scales; activations.py is the other side of the produ
 from __future__ import annotations
 
 from llmc.compiler.formats.activations import BLOCK, GROUP, SUM_BLOCK, quantize_rows
-from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize
+from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize, join
 from llmc.compiler.formats.layout import decode, encode
 from llmc.compiler.formats.plain import TILE, PlainFormat, ceil_to, from_bf16, to_bf16
 from llmc.compiler.formats.table import FORMATS, OFFERED, Format
@@ -28,6 +28,7 @@ __all__ = [
     "dequantize",
     "encode",
     "from_bf16",
+    "join",
     "quantize_rows",
     "to_bf16",
 ]

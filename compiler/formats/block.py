@@ -130,6 +130,14 @@ class BlockFormat:
         return np.ascontiguousarray(dequantize(self, decode(self, packed, rows, columns))[:, :columns])
 
 
+def join(parts: list[Quantized]) -> Quantized:
+    """Matrices of as many columns, one under another."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = {name: np.concatenate([part.tables[name] for part in parts]) for name in parts[0].tables}
+    return Quantized(np.concatenate([part.codes for part in parts]), tables)
+
+
 def blocks_of(weight: F32, format: BlockFormat) -> F32:
     """(N, K) -> (N, B, block), zeros added up to whole records."""
     rows, columns = weight.shape

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llmc.cli_eval import read_text
 from llmc.cli_run import read_prompt
 from llmc.console import json_option, print_json, print_table, progress_bars
 from llmc.options import threads_option
@@ -94,15 +95,8 @@ def _load(artifact: str, threads: int | None) -> Any:
 
 
 def _lines(path: str) -> list[str]:
-    text = read_prompt("-") if path == "-" else _read(Path(path))
+    text = read_prompt("-") if path == "-" else read_text(path)
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{path}: not valid UTF-8: byte {error.start}") from None
 
 
 def _save(path: Path, vectors: Any) -> None:

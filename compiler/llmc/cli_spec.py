@@ -10,7 +10,7 @@ import click
 from llmc.console import json_option, need_compiler, print_json
 
 if TYPE_CHECKING:
-    from llmc.compiler.spec import ModelSpec
+    pass
 
 
 @click.command(
@@ -57,11 +57,12 @@ def _show(model: str, output: str | None, as_json: bool) -> None:
 
 
 def _check(model: str, file: str, as_json: bool) -> None:
+    from llmc.compiler.driver.request import read_spec
     from llmc.compiler.errors import LlmcError
     from llmc.compiler.spec import to_dict
     from llmc.frontends.source import open_model
 
-    wanted = _read(file)
+    wanted = read_spec(Path(file))
     try:
         open_model(model, spec=wanted).close()
     except LlmcError as error:
@@ -84,18 +85,6 @@ def _check(model: str, file: str, as_json: bool) -> None:
     click.echo(f"{file}: fits {model}" + (", with other values:" if rows else ", same values"))
     for key, ours, theirs in rows:
         click.echo(f"  {key} = {theirs!r}, the model says {ours!r}")
-
-
-def _read(path: str) -> ModelSpec:
-    from llmc.compiler.errors import LlmcError
-    from llmc.compiler.spec import from_toml
-    from llmc.compiler.text_file import read_text
-
-    text = read_text(Path(path), "the spec")
-    try:
-        return from_toml(text)
-    except LlmcError as error:
-        raise LlmcError(f"{path}: {error}") from error
 
 
 def differences(ours: Any, theirs: Any, key: str = "") -> list[tuple[str, Any, Any]]:

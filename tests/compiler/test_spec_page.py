@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,14 +15,8 @@ from llmc.compiler.spec_tensors import TABLE
 
 
 @pytest.fixture(scope="module")
-def maker(root: Path) -> ModuleType:
-    path = root / "docs" / "make_spec_page.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def maker(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("docs/make_spec_page.py")
 
 
 def test_the_page_is_up_to_date(maker: ModuleType) -> None:

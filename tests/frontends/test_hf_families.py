@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -274,11 +274,6 @@ def test_any_config_is_read_or_refused(data: st.DataObject) -> None:
     assert "\n" not in said
 
 
-def test_the_page_is_up_to_date(root: Path) -> None:
-    path = root / "docs" / "make_families_page.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
+def test_the_page_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
+    maker = script("docs/make_families_page.py")
     assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run: python docs/make_families_page.py"

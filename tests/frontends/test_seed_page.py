@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,15 +17,8 @@ from family_cases import CASES, REMOTE
 
 
 @pytest.fixture(scope="module")
-def maker(root: Path) -> ModuleType:
-    path = root / "docs" / "make_seed_page.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # which a dataclass looks itself up in
-    spec.loader.exec_module(module)
-    return module
+def maker(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("docs/make_seed_page.py")
 
 
 def test_the_page_is_up_to_date(maker: ModuleType) -> None:
