@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from llmc.console import json_option, need_compiler, print_json
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(
