@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmc.frontends.hf_families import load_family
+from llmc.frontends.hf.families import load_family
 
 PAGE = Path(__file__).with_name("families.md")
 _TESTS = Path(__file__).parents[1] / "tests" / "end_to_end"
@@ -27,7 +27,7 @@ seven tokens, by one and in a batch (tests/end_to_end/test_families.py). A famil
 with one that computes the same. This page is written by docs/make_families_page.py from the list of that test.
 
 A family is a file, frontends/families/MODEL_TYPE.toml: what the keys of its config.json mean, and what it calls its
-tensors. What the keys of such a file are, frontends/hf_families.py says. A model of a family that is not here compiles
+tensors. What the keys of such a file are, frontends/hf/families.py says. A model of a family that is not here compiles
 with a spec of its own, if its blocks are those of [the spec](spec.md).
 
 | Family | `model_type` | Tested variants |
@@ -49,7 +49,7 @@ GGUF = """
 
 `llmc compile FILE.gguf` derives the spec from the file's metadata for these values of `general.architecture`. Of each
 variant a tiny random model of transformers is written as llama.cpp's converter writes it, compiled and compared in the
-same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in frontends/gguf_architectures.py.
+same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in frontends/gguf/architectures.py.
 
 | `general.architecture` | Tested variants |
 | --- | --- |

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler import spec, spec_sources
+from llmc.compiler import spec
 from llmc.compiler.spec import ModelSpec, example, to_toml
-from llmc.compiler.spec_blocks import CHOICES, LIMITS, SWITCHES
-from llmc.compiler.spec_tensors import EXPERTS, PLAIN_MLP, TABLE
+from llmc.compiler.spec import sources as spec_sources
+from llmc.compiler.spec.blocks import CHOICES, LIMITS, SWITCHES
+from llmc.compiler.spec.tensors import EXPERTS, PLAIN_MLP, TABLE
 
 PAGE = Path(__file__).with_name("spec.md")
 

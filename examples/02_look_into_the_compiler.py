@@ -4,7 +4,7 @@ python examples/02_look_into_the_compiler.py
 """
 
 from llmc.compiler.spec import example
-from llmc.frontends.build import build
+from llmc.frontends.graph.build import build
 from llmc.passes.pipeline import stages
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from llmc.compiler.spec import BLOCKS, OPTIONAL_BLOCKS, ModelSpec, Tokens
-from llmc.compiler.spec_tensors import required_tensors
+from llmc.compiler.spec.tensors import required_tensors
 
 # The kinds that every model llmc reads so far has.
 KINDS = {"norm.kind": "rms", "attention.kind": "gqa", "position.kind": "rope", "mlp.kind": "gated"}

@@ -9,9 +9,9 @@ from difflib import SequenceMatcher
 
 from llmc.compiler.errors import SourceError, SpecError
 from llmc.compiler.spec import ModelSpec, tensor_shapes
-from llmc.compiler.spec_fields import clip
-from llmc.compiler.spec_sources import Layout, Source, expand_sources, layout, own_part, part_names
-from llmc.compiler.spec_tensors import is_norm, is_stacked
+from llmc.compiler.spec.fields import clip
+from llmc.compiler.spec.sources import Layout, Source, expand_sources, layout, own_part, part_names
+from llmc.compiler.spec.tensors import is_norm, is_stacked
 from llmc.frontends.expert_tensors import gather, names_of
 from llmc.frontends.tensor import READABLE, Tensor
 from llmc.frontends.tensor_view import flat, view

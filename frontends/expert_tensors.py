@@ -12,8 +12,8 @@ import numpy as np
 
 from llmc.compiler.errors import SpecError
 from llmc.compiler.formats import Quantized, join
-from llmc.compiler.spec_sources import EXPERT, Source
-from llmc.frontends.mapped_file import MappedFile
+from llmc.compiler.spec.sources import EXPERT, Source
+from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
 from llmc.frontends.tensor_view import RowsView, TensorView, TransposedView
 

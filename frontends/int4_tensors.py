@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized, ceil_to
 from llmc.frontends.binding import group_names
-from llmc.frontends.hf_quantization import GROUP, KEY, Packing
-from llmc.frontends.mapped_file import MappedFile
+from llmc.frontends.files.mapped_file import MappedFile
+from llmc.frontends.hf.quantization import GROUP, KEY, Packing
 from llmc.frontends.tensor import Floats, Tensor, decode_values
 
 U8 = NDArray[np.uint8]

@@ -61,17 +61,17 @@ def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
     if not exists:
         raise SourceError(f"{path}: no such file or folder; give a GGUF file, a llama2.c .bin or a model folder")
     if folder:
-        from llmc.frontends.hf_folder import read_folder
+        from llmc.frontends.hf.folder import read_folder
 
         return read_folder(path, spec)
     if path.suffix == ".safetensors":
         raise SourceError(f"{path}: give the folder it is in, with config.json and tokenizer.json")
-    from llmc.frontends.gguf_file import is_gguf
+    from llmc.frontends.gguf.file import is_gguf
 
     if path.suffix == ".bin" and not is_gguf(path):
-        from llmc.frontends.llama2c import read_llama2c
+        from llmc.frontends.llama2c.model import read_llama2c
 
         return read_llama2c(path, spec)
-    from llmc.frontends.gguf_model import read_gguf_model
+    from llmc.frontends.gguf.model import read_gguf_model
 
     return read_gguf_model(path, spec)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized
-from llmc.frontends.gguf_blocks import kept_format, read_blocks
-from llmc.frontends.mapped_file import MappedFile
+from llmc.frontends.files.mapped_file import MappedFile
+from llmc.frontends.gguf.blocks import kept_format, read_blocks
 
 Floats = NDArray[np.float32]
 

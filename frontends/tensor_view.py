@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import Quantized
-from llmc.compiler.spec_sources import Layout, Source
-from llmc.frontends.mapped_file import MappedFile
+from llmc.compiler.spec.sources import Layout, Source
+from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
 
 SHORTEST = 1e-12  # length that a shorter row is taken for when it is normalized: torch.nn.functional.normalize's

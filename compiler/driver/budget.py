@@ -22,7 +22,7 @@ from llmc.compiler.driver.sources import Gram, ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
 from llmc.compiler.spec import weight_count
-from llmc.compiler.spec_tensors import is_router
+from llmc.compiler.spec.tensors import is_router
 from llmc.passes.matrices import Matrix
 from llmc.passes.quantize.allocate import Choice, allocate
 

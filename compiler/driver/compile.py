@@ -114,7 +114,7 @@ def _graph(
 ) -> tuple[list[StoredWeight], Any]:
     """The stored weights, in the order the step takes them, and the module of the step alone."""
     from llmc.compiler.evaluate import stored_weights
-    from llmc.frontends.build import build
+    from llmc.frontends.graph.build import build
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
 

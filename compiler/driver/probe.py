@@ -19,7 +19,7 @@ from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.pipeline import Stage
 from llmc.compiler.spec import tensor_shapes
-from llmc.frontends.build import build
+from llmc.frontends.graph.build import build
 from llmc.passes import lift_weights
 from llmc.passes.matrices import Matrix, matrices
 from llmc.passes.pipeline import stages

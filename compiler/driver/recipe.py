@@ -9,7 +9,7 @@ from typing import Any
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED, BlockFormat
 from llmc.compiler.spec import ModelSpec, tensor_shapes
-from llmc.compiler.spec_tensors import is_router
+from llmc.compiler.spec.tensors import is_router
 from llmc.compiler.text_file import parse_toml, read_text
 
 Recipe = dict[str, str]  # our name of a matrix -> its format

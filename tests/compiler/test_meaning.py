@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from llmc.compiler import meaning
-from llmc.compiler.spec_blocks import CHOICES
+from llmc.compiler.spec.blocks import CHOICES
 
 RNG = np.random.default_rng(4)
 

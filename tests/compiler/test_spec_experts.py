@@ -10,7 +10,7 @@ import pytest
 
 from llmc.compiler.errors import SpecError
 from llmc.compiler.spec import Experts, Mlp, ModelSpec, Sizes, example, from_toml, tensor_shapes, to_toml
-from llmc.compiler.spec_tensors import is_router, is_stacked
+from llmc.compiler.spec.tensors import is_router, is_stacked
 
 NAMES = ("router", "experts.gate", "experts.up", "experts.down")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmc.compiler.spec import CHOICES, ModelSpec, example, from_toml
-from llmc.compiler.spec_blocks import LIMITS
-from llmc.compiler.spec_tensors import TABLE
+from llmc.compiler.spec.blocks import LIMITS
+from llmc.compiler.spec.tensors import TABLE
 
 
 @pytest.fixture(scope="module")

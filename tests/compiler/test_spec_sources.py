@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import SpecError
-from llmc.compiler.spec_sources import (
+from llmc.compiler.spec.sources import (
     PARTS,
     Layout,
     Source,

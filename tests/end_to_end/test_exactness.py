@@ -205,7 +205,7 @@ def _unlowered_logits(path: Path, ids: list[int]) -> np.ndarray:
     from tvm import relax
 
     from llmc.compiler import ops
-    from llmc.frontends.build import build
+    from llmc.frontends.graph.build import build
 
     count = len(ids)
     places = np.arange(count, dtype=np.int32)

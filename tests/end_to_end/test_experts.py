@@ -15,7 +15,7 @@ from llmc.compiler import ops
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.recipe import uniform
 from llmc.compiler.formats import FORMATS
-from llmc.compiler.spec_tensors import is_router
+from llmc.compiler.spec.tensors import is_router
 from llmc.frontends.source import open_model
 from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
@@ -51,7 +51,7 @@ def _by_meaning(folder: Path, quant: str) -> np.ndarray:
     import tvm
     from tvm import relax
 
-    from llmc.frontends.build import build
+    from llmc.frontends.graph.build import build
 
     with open_model(folder) as source:
         spec = source.spec

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from llmc.frontends.hf_families import known_families, load_family
+from llmc.frontends.hf.families import known_families, load_family
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES, REMOTE, Remote

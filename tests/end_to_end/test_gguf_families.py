@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.frontends.gguf_architectures import ARCHITECTURES
+from llmc.frontends.gguf.architectures import ARCHITECTURES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family_check import EPS, check

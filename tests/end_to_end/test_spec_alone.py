@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import llmc
 from llmc.cli import command
-from llmc.frontends.hf_families import known_families
+from llmc.frontends.hf.families import known_families
 from llmc.runtime.engine import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))

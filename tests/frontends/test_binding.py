@@ -12,9 +12,9 @@ import pytest
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import Attention, ModelSpec, Norm, Position, example, tensor_shapes
-from llmc.compiler.spec_tensors import required_tensors
+from llmc.compiler.spec.tensors import required_tensors
 from llmc.frontends.binding import SHOWN, bind, group_names, near_names
-from llmc.frontends.mapped_file import open_mapped
+from llmc.frontends.files.mapped_file import open_mapped
 from llmc.frontends.tensor import Tensor
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -13,10 +13,10 @@ import pytest
 from llmc.compiler.errors import SourceError, SpecError
 from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
 from llmc.compiler.spec import Experts, ModelSpec, example, tensor_shapes
-from llmc.compiler.spec_tensors import required_tensors
+from llmc.compiler.spec.tensors import required_tensors
 from llmc.frontends.binding import bind
-from llmc.frontends.gguf_blocks import kept_format
-from llmc.frontends.mapped_file import open_mapped
+from llmc.frontends.files.mapped_file import open_mapped
+from llmc.frontends.gguf.blocks import kept_format
 from llmc.frontends.tensor import READABLE, Tensor
 
 Array = np.ndarray[Any, Any]

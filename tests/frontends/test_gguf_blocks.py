@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to, decode, dequantize, encode
-from llmc.frontends import gguf_blocks
-from llmc.frontends.mapped_file import MappedFile, open_mapped
+from llmc.frontends.files.mapped_file import MappedFile, open_mapped
+from llmc.frontends.gguf import blocks as gguf_blocks
 from llmc.frontends.source import open_model
 from llmc.frontends.tensor import READABLE, Tensor
 

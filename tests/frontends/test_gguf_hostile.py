@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import LlmcError, SourceError
-from llmc.frontends.gguf_file import read_gguf
+from llmc.frontends.gguf.file import read_gguf
 from llmc.frontends.source import open_model
 
 Write = Callable[..., Path]

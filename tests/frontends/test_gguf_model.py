@@ -12,7 +12,7 @@ import pytest
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.compiler.spec import from_toml, tensor_shapes, to_toml
-from llmc.frontends.gguf_file import TENSOR_TYPES
+from llmc.frontends.gguf.file import TENSOR_TYPES
 from llmc.frontends.source import open_model
 from llmc.frontends.tensor import READABLE
 

@@ -10,8 +10,8 @@ import pytest
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec, Window
-from llmc.frontends.gguf_architectures import ARCHITECTURES, EPS
-from llmc.frontends.gguf_spec import derive_spec
+from llmc.frontends.gguf.architectures import ARCHITECTURES, EPS
+from llmc.frontends.gguf.spec import derive_spec
 
 LAYERS = 7
 # What an architecture needs beside the others' keys.

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from llmc.compiler.errors import LlmcError, SourceError
-from llmc.frontends.gguf_file import read_gguf
-from llmc.frontends.gguf_pretokenizers import PRE_TOKENIZERS
-from llmc.frontends.gguf_tokenizer import adds_bos_by_default, make_tokenizer
+from llmc.frontends.gguf.file import read_gguf
+from llmc.frontends.gguf.pretokenizers import PRE_TOKENIZERS
+from llmc.frontends.gguf.tokenizer import adds_bos_by_default, make_tokenizer
 from llmc.frontends.source import open_model
 
 HARD_TEXTS = [

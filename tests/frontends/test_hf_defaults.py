@@ -11,8 +11,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from llmc.compiler.spec import ModelSpec, to_toml
-from llmc.frontends.hf_config import derive_spec
-from llmc.frontends.hf_families import Family, known_families, load_family
+from llmc.frontends.hf.config import derive_spec
+from llmc.frontends.hf.families import Family, known_families, load_family
 
 # Families that transformers has not by this name.
 REMOTE = {

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec
-from llmc.frontends.hf_config import derive_spec
-from llmc.frontends.hf_experts import ExpertLayers, expert_layers
+from llmc.frontends.hf.config import derive_spec
+from llmc.frontends.hf.experts import ExpertLayers, expert_layers
 from llmc.frontends.source import open_model
 
 SIZES = {

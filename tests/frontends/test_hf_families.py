@@ -17,10 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.compiler.spec import ModelSpec
-from llmc.frontends import hf_families
-from llmc.frontends.hf_config import derive_spec
-from llmc.frontends.hf_families import evaluate, is_one_of, known_families, load_family
-from llmc.frontends.hf_positions import position_keys
+from llmc.frontends.hf import families as hf_families
+from llmc.frontends.hf.config import derive_spec
+from llmc.frontends.hf.families import evaluate, is_one_of, known_families, load_family
+from llmc.frontends.hf.positions import position_keys
 from llmc.frontends.source import open_model
 
 sys.path.insert(0, str(Path(__file__).parent))

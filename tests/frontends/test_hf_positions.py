@@ -9,7 +9,7 @@ import pytest
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec, Scaling, Window
-from llmc.frontends.hf_config import derive_spec
+from llmc.frontends.hf.config import derive_spec
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 7, "intermediate_size": 96,

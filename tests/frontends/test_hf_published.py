@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.compiler.spec import ModelSpec
-from llmc.frontends.hf_config import derive_spec
+from llmc.frontends.hf.config import derive_spec
 
 GPT2 = """{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
 "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, encode
-from llmc.frontends.hf_quantization import Packing, packing_of
+from llmc.frontends.hf.quantization import Packing, packing_of
 from llmc.frontends.source import open_model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -73,7 +73,7 @@ def meaning_logits(source: Any, ids: list[int]) -> np.ndarray:
     from tvm import relax
 
     from llmc.compiler import ops
-    from llmc.frontends.build import build
+    from llmc.frontends.graph.build import build
 
     spec = source.spec
     weights = []

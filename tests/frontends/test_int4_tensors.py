@@ -18,9 +18,9 @@ from safetensors.torch import save_file as save_torch
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, ceil_to, decode, dequantize, encode
 from llmc.frontends import int4_tensors
-from llmc.frontends.hf_quantization import Packing, packing_of
+from llmc.frontends.files.safetensors_file import read_safetensors
+from llmc.frontends.hf.quantization import Packing, packing_of
 from llmc.frontends.int4_tensors import Int4Tensor, fold
-from llmc.frontends.safetensors_file import read_safetensors
 
 sys.path.insert(0, str(Path(__file__).parent))
 from int4_layers import PACKINGS, Layer, config_of, pack_gptq, random_layer

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from llmc.compiler.errors import LlmcError, SourceError
-from llmc.frontends.sentencepiece_model import read_model
 from llmc.frontends.source import open_model
+from llmc.frontends.tokenizers.sentencepiece_model import read_model
 
 VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, CONTEXT = 340, 64, 160, 2, 4, 2, 256
 TEXTS = [
@@ -205,7 +205,7 @@ def test_ids_are_those_of_sentencepiece(write: Callable[..., Path], sentencepiec
 
 
 def test_both_files_make_one_tokenizer(sentencepiece: Any) -> None:
-    from llmc.frontends.llama2c_tokenizer import _read_bin
+    from llmc.frontends.llama2c.tokenizer import _read_bin
 
     plain = _read_bin(tokenizer_bin(sentencepiece))
     own = read_model(sentencepiece.serialized_model_proto())

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends import pickle_file
-from llmc.frontends.mapped_file import open_mapped
-from llmc.frontends.pickle_file import GLOBALS, MAX_BYTES, Storage, View, read_pickle
+from llmc.frontends.files import pickle_file
+from llmc.frontends.files.mapped_file import open_mapped
+from llmc.frontends.files.pickle_file import GLOBALS, MAX_BYTES, Storage, View, read_pickle
 
 
 def read(path: Path, data: bytes) -> Any:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmc.compiler.spec import Position, Scaling, Window, example
-from llmc.frontends.rope import Rope, rope_of
+from llmc.frontends.graph.rope import Rope, rope_of
 
 SIZE, CONTEXT = 32, 512
 FACTORS = {"short_factor": [1 + i / 10 for i in range(16)], "long_factor": [2.0 + i for i in range(16)]}

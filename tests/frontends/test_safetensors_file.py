@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.safetensors_file import MAX_HEADER, SIZES, read_safetensors
+from llmc.frontends.files.safetensors_file import MAX_HEADER, SIZES, read_safetensors
 
 
 def entry(begin: int = 0, end: int = 8, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:

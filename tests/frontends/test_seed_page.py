@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from llmc.frontends.gguf_architectures import ARCHITECTURES
+from llmc.frontends.gguf.architectures import ARCHITECTURES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 import gguf_cases

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.mapped_file import open_mapped
-from llmc.frontends.stored_zip import stored_files
+from llmc.frontends.files.mapped_file import open_mapped
+from llmc.frontends.files.stored_zip import stored_files
 
 
 def archive(*names: str, compression: int = zipfile.ZIP_STORED, comment: bytes = b"", wide: bool = False) -> bytes:

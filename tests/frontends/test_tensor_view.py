@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
-from llmc.compiler.spec_sources import PARTS, layout, parse, part_names
+from llmc.compiler.spec.sources import PARTS, layout, parse, part_names
 from llmc.frontends import tensor_view
-from llmc.frontends.mapped_file import open_mapped
+from llmc.frontends.files.mapped_file import open_mapped
 from llmc.frontends.tensor import READABLE, Tensor
 from llmc.frontends.tensor_view import view
 

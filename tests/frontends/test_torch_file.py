@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.hf_quantization import packing_of
+from llmc.frontends.files.safetensors_file import read_safetensors
+from llmc.frontends.files.torch_file import StridedTensor, read_torch
+from llmc.frontends.hf.quantization import packing_of
 from llmc.frontends.int4_tensors import fold
-from llmc.frontends.safetensors_file import read_safetensors
 from llmc.frontends.source import open_model
-from llmc.frontends.torch_file import StridedTensor, read_torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from int4_layers import PACKINGS, config_of, random_layer
@@ -338,7 +338,7 @@ def test_the_parts_of_a_4_bit_layer(tmp_path: Path, kind: str, turned: bool) -> 
 def test_neither_torch_nor_pickle_is_used(tmp_path: Path) -> None:
     path = save(tmp_path / "x.bin", views())
     code = (
-        "import sys; from pathlib import Path; from llmc.frontends.torch_file import read_torch\n"
+        "import sys; from pathlib import Path; from llmc.frontends.files.torch_file import read_torch\n"
         "import pickle; pickle.Unpickler = pickle.loads = pickle.load = None\n"
         f"[t.read() for t in read_torch(Path({str(path)!r})).values()]\n"
         "assert 'torch' not in sys.modules and 'zipfile' not in sys.modules, 'imported'"

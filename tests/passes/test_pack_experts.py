@@ -9,7 +9,7 @@ import tvm
 
 from llmc.compiler import ops
 from llmc.compiler.spec import Experts, ModelSpec, example
-from llmc.frontends.build import build
+from llmc.frontends.graph.build import build
 from llmc.passes.matrices import matrices
 from llmc.passes.pack_weights import pack_weights
 

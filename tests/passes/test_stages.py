@@ -15,7 +15,7 @@ from llmc.compiler import ops, pipeline
 from llmc.compiler.evaluate import stored_weights
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec import example, tensor_shapes
-from llmc.frontends.build import build
+from llmc.frontends.graph.build import build
 from llmc.passes.lift_weights import TRANSFORM, bundle_weights
 from llmc.passes.pipeline import stages
 from llmc.targets import target as targets

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.compiler import meaning_experts as meaning
+from llmc.compiler.meaning import experts as meaning
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import BLOCK_FORMATS, EXPERT_CASES, experts, route

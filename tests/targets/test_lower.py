@@ -10,7 +10,7 @@ import tvm
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops import OPS
 from llmc.compiler.spec import example
-from llmc.frontends.build import build
+from llmc.frontends.graph.build import build
 from llmc.passes.lift_weights import bundle_weights
 from llmc.passes.pipeline import stages
 from llmc.targets import target as targets

@@ -1,0 +1,190 @@
+"""A Hugging Face folder: config.json, weights in one file or in shards, tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import ModelSpec, expand
+from llmc.compiler.spec.fields import clip
+from llmc.frontends.binding import bind
+from llmc.frontends.files.mapped_file import inside, read_bounded
+from llmc.frontends.files.safetensors_file import read_safetensors
+from llmc.frontends.files.strict_json import read_json
+from llmc.frontends.files.torch_file import read_torch
+from llmc.frontends.hf.config import derive_spec, family_of, named_as_saved
+from llmc.frontends.hf.families import Family, known_families
+from llmc.frontends.hf.pooling import pooled
+from llmc.frontends.hf.quantization import Packing, packing_of
+from llmc.frontends.hf.text import (
+    MAX_TEMPLATE,
+    chat_template,
+    check_extra_tokens,
+    generation_defaults,
+    special_tokens,
+)
+from llmc.frontends.int4_tensors import Int4Tensor, fold, zero_biases
+from llmc.frontends.model_name import clean_name
+from llmc.frontends.source import Source
+from llmc.frontends.tensor import Tensor
+from llmc.frontends.tokenizers.check import check_end, check_ids, check_tokenizer
+
+# Bytes of a file that is read whole, several times what the largest known model has.
+MAX_CONFIG = 1 << 20
+MAX_TOKENIZER_CONFIG = 16 << 20
+MAX_TOKENIZER = 128 << 20
+MAX_INDEX = 64 << 20
+MAX_SHARDS = 4096
+
+_Reader = Callable[[Path], dict[str, Tensor]]
+
+# One file of weights, or else an index of shards, and what reads them; the first kind that is there is taken.
+WEIGHTS: tuple[tuple[str, _Reader], ...] = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
+INDEX = ".index.json"
+_COMPARE_ROWS = 256  # of a table that is compared piece by piece
+
+
+def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
+    """Everything in the folder that a compile needs. Raises SourceError naming what is wrong."""
+    if not (folder / "config.json").exists() and spec is None:
+        raise SourceError(f"{folder}: no config.json; give a Hugging Face folder or a GGUF file")
+    tokenizer = check_tokenizer(_read_tokenizer(folder), "tokenizer.json")
+    text = _json(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG)
+    generation = _json(folder, "generation_config.json", MAX_CONFIG)
+    config = _json(folder, "config.json", MAX_CONFIG)
+    family = family_of(config) if spec is None or config.get("model_type") in known_families() else None
+    derived = spec is None
+    if spec is None:
+        spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos, tokenizer.end)
+        spec = pooled(spec, folder)
+    check_end(tokenizer, spec, "tokenizer.json")
+    check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
+    check_extra_tokens(text, tokenizer.vocab)
+    found = fold(_read_weights(folder), _packing(config), folder.name)
+    if derived and family:
+        spec = named_as_saved(spec, family, found)
+    skip = (
+        _ignored(family, spec.sizes.layers)
+        | _beyond(family, spec.sizes.layers, found)
+        | _tied_copies(family, spec, found)
+    )
+    skip |= zero_biases(found, set(expand(spec).values()))
+    template_file = folder / "chat_template.jinja"
+    template = _text(folder, template_file.name) if template_file.exists() else None
+    return Source(
+        spec=spec,
+        tensors=bind(spec, found, skip, {}, folder.name),
+        tokenizer_json=tokenizer.json,
+        chat_template=chat_template(text, template),
+        generation=generation_defaults(generation),
+        special_tokens=special_tokens(text, tokenizer.vocab),
+    )
+
+
+def _packing(config: dict[str, Any]) -> Packing | None:
+    faults: list[str] = []
+    packing = packing_of(config, faults)
+    if faults:
+        raise SourceError(f"config.json: {'; '.join(faults)}")
+    return packing
+
+
+def _read_tokenizer(folder: Path) -> bytes:
+    if not (folder / "tokenizer.json").exists():
+        raise SourceError(
+            f"{folder.name}: no tokenizer.json; write it with "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return read_bounded(inside(folder, "tokenizer.json"), MAX_TOKENIZER)
+
+
+def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    """The object in a file of the folder, {} when there is no such file."""
+    if not (folder / name).exists():
+        return {}
+    return read_json(read_bounded(inside(folder, name), limit), name)
+
+
+def _text(folder: Path, name: str) -> str:
+    data = read_bounded(inside(folder, name), 4 * MAX_TEMPLATE)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SourceError(f"{name}: not UTF-8 text") from None
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The file's names -> tensors, of one file or of all shards of the index."""
+    for whole, read in WEIGHTS:
+        index = whole + INDEX
+        single, sharded = (folder / whole).exists(), (folder / index).exists()
+        if single and sharded:
+            raise SourceError(f"{folder.name}: both {whole} and {index}; remove the stale one")
+        if sharded:
+            return _read_shards(folder, index, read)
+        if single:
+            return read(inside(folder, whole))
+    known = " or ".join(whole for whole, _ in WEIGHTS)
+    raise SourceError(
+        f"{folder.name}: no {known}, nor an index of its shards; convert other weights with transformers' "
+        "save_pretrained"
+    )
+
+
+def _read_shards(folder: Path, index: str, read: _Reader) -> dict[str, Tensor]:
+    places = _json(folder, index, MAX_INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise SourceError(f"{index}: weight_map is {clip(places)}, wanted tensor name -> file name")
+    shards = sorted(set(places.values()))
+    if len(shards) > MAX_SHARDS:
+        raise SourceError(f"{index}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
+    paths = {shard: inside(folder, shard) for shard in shards}
+    if absent := [shard for shard, path in paths.items() if not path.exists()]:
+        raise SourceError(f"{index}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them")
+    tensors: dict[str, Tensor] = {}
+    faults = []
+    for shard, path in paths.items():
+        for name, tensor in read(path).items():
+            if places.get(name) != shard:
+                faults.append(f"{clip(name)} is in {shard}, not in {clip(places.get(name))}")
+            tensors[name] = tensor
+    faults += [f"{clip(name)} is in no shard" for name in places if name not in tensors]
+    if faults:
+        more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise SourceError(f"{index} does not fit its shards: {'; '.join(faults[:10])}{more}")
+    return tensors
+
+
+def _ignored(family: Family | None, layers: int) -> set[str]:
+    """The family's tensors that mean nothing, by their names in files with and without its stem."""
+    if family is None:
+        return set()
+    names = {name.replace("{layer}", str(layer)) for name in family.ignored for layer in range(layers)}
+    return names | {name.removeprefix(family.stem) for name in names}
+
+
+def _beyond(family: Family | None, layers: int, found: dict[str, Tensor]) -> set[str]:
+    """The file's names in the family's layers after the last one, which predict what follows the next token."""
+    after = [family.layers.replace("{layer}", str(layers + i)) for i in range(family.beyond)] if family else []
+    return {name for name in found if name.startswith(tuple(after))}
+
+
+def _tied_copies(family: Family | None, spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
+    """The head that some checkpoints save though it is tied: ignorable if it is the embedding."""
+    names = {family.head_name() if family else "lm_head.weight"} & set(found)
+    embedding = found.get(expand(spec)["embedding"])
+    if not spec.head.tied or embedding is None:
+        return set()
+    return {name for name in names if _same(embedding, found[name])}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.stored != b.stored or not a.shape or isinstance(a, Int4Tensor):
+        return False
+    rows = a.shape[0] if len(a.shape) > 1 else 1
+    pieces = [(at, min(at + _COMPARE_ROWS, rows)) for at in range(0, rows, _COMPARE_ROWS)]
+    return all(np.array_equal(a.raw_rows(*piece), b.raw_rows(*piece)) for piece in pieces)

@@ -1,0 +1,102 @@
+"""Checks a tokenizer.json: it loads, its ids fit the model, it adds at most one id before a text and one after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from llmc.compiler.errors import SourceError
+from llmc.compiler.spec import ModelSpec
+from llmc.compiler.spec.fields import clip
+from llmc.frontends.files.strict_json import read_json
+
+_PROBE = "a"
+
+
+@dataclass(frozen=True)
+class CheckedTokenizer:
+    """`json`: tokenizer.json for the artifact. `bos` and `end`: the ids it puts before and after a text, or None."""
+
+    json: bytes
+    bos: int | None
+    end: int | None
+    vocab: dict[str, int]  # every token, the added ones too
+
+
+def load_tokenizer(data: bytes, label: str) -> Tokenizer:
+    """The tokenizer in `data`. Raises SourceError when the library refuses it."""
+    try:
+        return Tokenizer.from_buffer(data)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are not of class Exception
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(f"{label}: not a tokenizer: {clip(reason)}") from None
+
+
+def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
+    """Loads and probes a tokenizer.json. Raises SourceError naming what is wrong.
+
+    Padding and truncation, which would silently change a prompt, are taken out.
+    """
+    added = _added_tokens(read_json(data, label), label)
+    tokenizer = load_tokenizer(data, label)
+    for content, id_ in added.items():
+        # The library gives a token another id than the file says, rather than leave a hole.
+        if tokenizer.token_to_id(content) != id_:
+            raise SourceError(
+                f"{label}: added token {clip(content)} has id {clip(id_)}, but the tokenizer gives "
+                f"it {tokenizer.token_to_id(content)}; save the tokenizer again with transformers"
+            )
+    if tokenizer.padding is not None or tokenizer.truncation is not None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        data = tokenizer.to_str().encode()
+    vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab:
+        raise SourceError(f"{label}: the vocabulary is empty")
+    if len(set(vocab.values())) != len(vocab):
+        raise SourceError(f"{label}: two tokens have the same id")
+    plain = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
+    count = len(plain)
+    for before, after in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        if len(whole) == before + count + after and whole[before : before + count] == plain:
+            return CheckedTokenizer(data, whole[0] if before else None, whole[-1] if after else None, vocab)
+    raise SourceError(
+        f"{label}: adds ids round a text ({clip(whole)} for {clip(plain)}), wanted at most one before it and one "
+        "after; remove the rest from its post_processor"
+    )
+
+
+def check_end(tokenizer: CheckedTokenizer, spec: ModelSpec, label: str) -> None:
+    """Raises SourceError when an id would stand between a decoder's text and what it is to go on with."""
+    if tokenizer.end is not None and spec.attention.causal and not spec.pooling:
+        raise SourceError(
+            f"{label}: adds ids round a text (id {tokenizer.end} after it), wanted at most one before it; remove the "
+            "rest from its post_processor"
+        )
+
+
+def check_ids(vocab: dict[str, int], size: int, label: str) -> None:
+    """Raises SourceError when a token has an id that the model's embedding of `size` rows lacks."""
+    over = sorted((id_, token) for token, id_ in vocab.items() if not 0 <= id_ < size)
+    if over:
+        raise SourceError(
+            f"{label}: {len(over)} tokens have ids beyond the model's vocabulary of {size}, first "
+            f"{clip(over[0][1])} = {over[0][0]}; remove them or use the tokenizer of this model"
+        )
+
+
+def _added_tokens(table: dict[str, Any], label: str) -> dict[str, Any]:
+    """Content -> id of the added tokens, each of which must be there once."""
+    added = table.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise SourceError(f"{label}: added_tokens is {clip(added)}, wanted a list of tables")
+    for key in ("content", "id"):
+        values = [repr(token.get(key)) for token in added]
+        if len(set(values)) != len(values):
+            raise SourceError(f"{label}: added_tokens has two entries with the same {key}")
+    return {str(token.get("content")): token.get("id") for token in added}
