@@ -1,5 +1,5 @@
 # make demo   compile the demo model and ask it a question
-# make test   every test
+# make test   every test, in WORKERS processes of about 2 GB
 # make lint   ruff and mypy
 # make bench  speed of the demo model here
 # make format rewrite the sources in the house style
@@ -8,6 +8,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 QUANT  ?= auto
+WORKERS ?= 2
+# What runs kernels by several threads: a worker has one core.
+ALONE   = tests/targets tests/runtime
 MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
 
@@ -19,7 +22,8 @@ demo: $(MODEL)
 	$(BIN)/llmc bench $(MODEL) --prompt-tokens 128 --new-tokens 64 --batch 1 --repeats 1
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -29,12 +29,15 @@ from llmc.compiler.errors import LlmcError
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
 
-FORMAT = 2  # of the manifest; a reader refuses a newer one
+FORMAT = 3  # of the manifest; a reader refuses a newer one
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 ALIGN = 64  # bytes; kernels use aligned vector loads
 CHUNK_BYTES = 16 << 20  # weights are hashed in pieces of this size
-_SAFETENSORS_DTYPES = {"float32": "F32", "int32": "I32"}
+_SAFETENSORS_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
 
 
 @dataclass

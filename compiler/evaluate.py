@@ -1,4 +1,4 @@
-"""Computes the stored weights: walks `step_transform_params` one output at a time, reading source tensors lazily.
+"""Computes the stored weights: walks `..._transform_params` one output at a time, reading source tensors lazily.
 
 At any time only one output and the sources it needs are in memory.
 """
@@ -37,6 +37,7 @@ class StoredWeight:
     format: str  # of its packing, or "f32" when it is plain
     sources: tuple[str, ...]
     compute: Callable[[Sources], NDArray[Any]]
+    recipe: str  # how it is computed from which parameters; equal ones are the same weight
 
     @property
     def nbytes(self) -> int:
@@ -55,11 +56,12 @@ def stored_weights(transform: Any, names: list[str]) -> Iterator[StoredWeight]:
     for value in outputs.fields:
         sources = tuple(walk.sources(value))
         final = ops.match(walk.value(value))
-        format = str(final[2]["format"]) if final else "f32"
+        format = str(final[2].get("format", "f32")) if final else "f32"
         shape = tuple(int(size) for size in value.ty.shape)
         yield StoredWeight(
             "+".join(sources), shape, str(value.ty.dtype.dtype), format, sources,
             lambda origin, value=value: np.ascontiguousarray(walk.compute(value, origin)),  # type: ignore[misc]
+            walk.recipe(value),
         )  # fmt: skip
 
 
@@ -95,6 +97,15 @@ class _Walk:
         if leaf is not None:
             return [leaf]
         return [name for operand in self._operands(expr) for name in self.sources(operand)]
+
+    def recipe(self, expr: Any) -> str:
+        """The expression as text."""
+        expr = self.value(expr)
+        if self._leaf(expr) is not None:
+            return str(expr.index)
+        found = ops.match(expr)
+        name = f"{found[0].name}{sorted(found[2].items())}" if found else f"concat{expr.attrs.axis}"
+        return f"{name}({', '.join(map(self.recipe, self._operands(expr)))})"
 
     def compute(self, expr: Any, origin: Sources) -> NDArray[Any]:
         """The array of an expression."""

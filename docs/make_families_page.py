@@ -2,8 +2,8 @@
 
     python docs/make_families_page.py
 
-The rows are the cases of family_cases.py, encoder_cases.py and gguf_cases.py in tests/end_to_end, all of which have to
-pass.
+The rows are the cases of family_cases.py, encoder_cases.py, translator_cases.py and gguf_cases.py in tests/end_to_end,
+all of which have to pass.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ Vectors of texts (`llmc embed`) and words behind masks (`llmc fill`) within 1e-4
 | --- | --- | --- |
 """
 
+TRANSLATORS = """
+## Encoder-decoders
+
+What the encoder gives and the logits of an answer within 1e-4 of what transformers gives, and 32 greedy tokens, of
+sources alone and in a batch (tests/end_to_end/test_translators.py). `llmc translate` is for them: languages are chosen
+by the tokens that M2M100, NLLB and mBART-50 have for them, or by the words that T5 wants to read before a text.
+
+| Family | `model_type` | Tested variants |
+| --- | --- | --- |
+"""
+
 GGUF = """
 ## GGUF files
 
@@ -56,10 +67,24 @@ same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in f
 """
 
 
+OTHERS = """
+## Not compiled
+
+Every other `model_type` that transformers has a causal language model for (the test of families checks that the list
+is complete).
+
+| `model_type` | Why: its model |
+| --- | --- |
+"""
+
+
 def page() -> str:
     """The whole page."""
     encoders = [(variant, kind) for variant, (kind, _) in _module("encoder_cases").ENCODERS.items()]
-    return OPENING + _families(_variants()) + ENCODERS + _families(encoders) + GGUF + _architectures()
+    translators = [(variant, kind) for variant, (kind, _) in _module("translator_cases").TRANSLATORS.items()]
+    tables = [(OPENING, _variants()), (ENCODERS, encoders), (TRANSLATORS, translators)]
+    tested = "".join(opening + _families(cases) for opening, cases in tables)
+    return tested + GGUF + _architectures() + OTHERS + _others()
 
 
 def _families(cases: list[tuple[str, str]]) -> str:
@@ -69,9 +94,18 @@ def _families(cases: list[tuple[str, str]]) -> str:
     return "\n".join(sorted(rows, key=str.lower)) + "\n"
 
 
+def _others() -> str:
+    """Rows of model types by reason."""
+    reasons: dict[str, list[str]] = {}
+    for model_type, reason in importlib.import_module("family_lists.others").OTHERS.items():
+        reasons.setdefault(reason, []).append(f"`{model_type}`")
+    return "".join(f"| {', '.join(types)} | {reason} |\n" for reason, types in reasons.items())
+
+
 def _architectures() -> str:
-    cases = _module("gguf_cases").CASES
-    variants = _grouped([(variant, kind) for variant, (kind, _, _) in cases.items()])
+    cases = _module("gguf_cases")
+    decoders = [(variant, kind) for variant, (kind, _, _) in cases.CASES.items()]
+    variants = _grouped([*decoders, *cases.ENCODERS.items()])
     return "".join(f"| `{kind}` | {'; '.join(variants[kind])} |\n" for kind in sorted(variants))
 
 

@@ -16,6 +16,7 @@ FAMILIES = "tests/end_to_end/test_families.py"
 GGUF = "tests/end_to_end/test_gguf_families.py"
 ENCODERS = "tests/end_to_end/test_encoders.py"
 LLAMA2C = "tests/frontends/test_llama2c.py"
+TRANSLATORS = "tests/end_to_end/test_translators.py"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ ROWS = (
     _family("bloomz_3b", "safetensors", "bloom", "BLOOM"),
     _family("chatglm2_6b", "pickle", "chatglm", "ChatGLM 2"),
     _family("deepseek_moe_16b_base", "safetensors", "deepseek", "DeepSeek MoE"),
-    Row("facebook_m2m100_418m", "pickle", "", "none yet: llmc has no encoder-decoder models", ""),
+    Row("facebook_m2m100_418m", "pickle", "frontends/families/m2m_100.toml", "M2M100, NLLB", TRANSLATORS),
     _family("falcon_40b_instruct", "pickle", "falcon", "Falcon 40B"),
     _family("falcon_7b_instruct", "pickle", "falcon", "Falcon 7B"),
     _family("fusellm_7b", "pickle", "llama", "Llama"),

@@ -18,7 +18,7 @@ from typing import Any
 from llmc.compiler import spec
 from llmc.compiler.spec import ModelSpec, example, to_toml
 from llmc.compiler.spec import sources as spec_sources
-from llmc.compiler.spec.blocks import CHOICES, LIMITS, SWITCHES
+from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
 from llmc.compiler.spec.tensors import EXPERTS, PLAIN_MLP, TABLE
 
 PAGE = Path(__file__).with_name("spec.md")
@@ -46,10 +46,23 @@ SIZES = {
     "embedding": "embedding.width, or sizes.hidden where that is 0",
     "context": "sizes.context",
     "ffn": "sizes.ffn",
+    "encoder_ffn": "encoder.ffn",
+    "heads": "attention.heads",
+    "buckets": "position.buckets",
     "q": "attention.heads times head_dim",
     "kv": "attention.kv_heads times head_dim",
+    "mixed": "attention.heads times latent.value_dim where attention.kind is mla, else q",
+    "q_rank": "latent.q_rank",
+    "q_source": "latent.q_rank, or hidden where that is 0",
+    "kv_rank": "latent.kv_rank",
+    "plain": "latent.plain_dim",
+    "rope": "latent.rope_dim",
+    "heads_plain": "attention.heads times latent.plain_dim",
+    "heads_rope": "attention.heads times latent.rope_dim",
+    "heads_rank": "attention.heads times latent.kv_rank",
     "q_norm": "head_dim where attention.qk_norm is head, else q",
     "k_norm": "head_dim where attention.qk_norm is head, else kv",
+    "gates": "q where attention.gate is each, else heads",
     "one": "1",
     "experts": "experts.count",
     "expert_ffn": "experts.ffn",
@@ -157,6 +170,8 @@ def _tensors() -> str:
 
 def _layers(name: str) -> str:
     """In which layers a tensor is."""
+    if name.startswith("encoder.") or ".cross_" in name:
+        return "; with `[encoder]`"
     if name in EXPERTS:
         return "; in `experts.layers`"
     return "; not in `experts.layers`" if name in PLAIN_MLP else ""

@@ -28,6 +28,6 @@ def assemble(name: str, settings: Mapping[str, Any], tokens: Tokens, tensors: Ma
 
     blocks: dict[str, Any] = {name: kind(**block(name)) for name, kind in BLOCKS.items()}
     optional: dict[str, Any] = {name: kind(**block(name)) for name, kind in OPTIONAL_BLOCKS.items() if block(name)}
-    wanted = required_tensors(SimpleNamespace(**blocks))
+    wanted = required_tensors(SimpleNamespace(**(dict.fromkeys(OPTIONAL_BLOCKS) | blocks | optional)))
     named = {ours: tensors[ours] for ours in wanted if ours in tensors}
     return ModelSpec(name=name, tokens=tokens, tensors=named, **blocks, **optional)

@@ -10,9 +10,18 @@ from difflib import SequenceMatcher
 from llmc.compiler.errors import SourceError, SpecError
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.fields import clip
-from llmc.compiler.spec.sources import Layout, Source, expand_sources, layout, own_part, part_names
-from llmc.compiler.spec.tensors import is_norm, is_stacked
-from llmc.frontends.expert_tensors import gather, names_of
+from llmc.compiler.spec.sources import (
+    HEAD,
+    Layout,
+    Source,
+    before_turning,
+    expand_sources,
+    layout,
+    own_part,
+    part_names,
+)
+from llmc.compiler.spec.tensors import encoder_layers, is_norm, is_stacked
+from llmc.frontends.expert_tensors import gather, gather_vectors, names_of
 from llmc.frontends.tensor import READABLE, Tensor
 from llmc.frontends.tensor_view import flat, view
 
@@ -96,17 +105,19 @@ def bind(
     SourceError listing all missing, unread, misshapen and unreadable ones.
     """
     shapes = tensor_shapes(spec)
-    sources = expand_sources(spec.tensors, spec.sizes.layers)
-    count = spec.experts.count
-    wanted = [name for ours in shapes for name in names_of(sources[ours], count)]
-    present, expert_faults = _present(sources, shapes, found, count)
+    sources = expand_sources(spec.tensors, spec.sizes.layers, encoder_layers(spec))
+    counts = {ours: _count(ours, spec) for ours in shapes}
+    wanted = [name for ours in shapes for name in names_of(sources[ours], counts[ours])]
+    present, expert_faults = _present(sources, counts, found)
     for ours, tensor in present.items():
         if tensor.turned:
             sources[ours] = replace(sources[ours], transposed=False)
     if spec.norm.weight == "plus_one":
         present = {ours: replace(tensor, plus=1.0) if is_norm(ours) else tensor for ours, tensor in present.items()}
     present = {ours: flat(tensor) if sources[ours].flat else tensor for ours, tensor in present.items()}
-    places, shape_faults = _places(spec, sources, shapes, present)
+    groups = spec.attention.kv_heads
+    read = {ours: before_turning(shape, sources[ours], groups) for ours, shape in shapes.items()}
+    places, shape_faults = _places(spec, sources, read, present)
     faults = [*_name_faults(wanted, found, ignorable, notes), *expert_faults, *shape_faults]
     unreadable: dict[str, dict[str, None]] = {}
     for tensor in present.values():
@@ -121,20 +132,29 @@ def bind(
             f"{where}: tensors do not fit the spec: {'; '.join(faults)}. "
             "Give a spec file that describes this model, or fetch the whole model again"
         )
-    return {ours: view(tensor, sources[ours], shapes[ours], places[ours]) for ours, tensor in present.items()}
+    return {ours: view(tensor, sources[ours], shapes[ours], places[ours], groups) for ours, tensor in present.items()}
+
+
+def _count(ours: str, spec: ModelSpec) -> int:
+    """How many tensors of the file ours may be made of: of experts, or of heads."""
+    heads = {"q_norm": spec.attention.heads, "k_norm": spec.attention.kv_heads}
+    return heads.get(ours.rsplit(".", 1)[-1], spec.experts.count)
 
 
 def _present(
-    sources: dict[str, Source], shapes: Iterable[str], found: Mapping[str, Tensor], experts: int
+    sources: dict[str, Source], counts: Mapping[str, int], found: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our names -> the tensors they are read from, those of experts as one; `sources` keeps the steps that are left."""
+    """Our names -> the tensors they are read from, several as one; `sources` keeps the steps that are left."""
     present = {}
     unfit: dict[str, dict[str, None]] = {}  # what is wrong -> names of the file, each once
-    for ours in shapes:
+    for ours, count in counts.items():
         source = sources[ours]
-        if is_stacked(ours):
+        if is_stacked(ours) or HEAD in source.name:
             try:
-                tensor, sources[ours] = gather(source, found, experts)
+                if HEAD in source.name or ours.endswith("_bias"):
+                    tensor = gather_vectors(source, found, count)
+                else:
+                    tensor, sources[ours] = gather(source, found, count)
             except SpecError as error:
                 unfit.setdefault(str(error), {})[source.name] = None
                 continue

@@ -12,10 +12,10 @@ import numpy as np
 
 from llmc.compiler.errors import SpecError
 from llmc.compiler.formats import Quantized, join
-from llmc.compiler.spec.sources import EXPERT, Source
+from llmc.compiler.spec.sources import EXPERT, HEAD, Source
 from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
-from llmc.frontends.tensor_view import RowsView, TensorView, TransposedView
+from llmc.frontends.tensor_view import RowsView, TensorView, TransposedView, flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,8 @@ class MergedView(TensorView):
 
 def names_of(source: Source, count: int) -> list[str]:
     """The tensors of the file that a source reads."""
-    return [source.name.replace(EXPERT, str(n)) for n in range(count)] if EXPERT in source.name else [source.name]
+    mark = next((mark for mark in (EXPERT, HEAD) if mark in source.name), None)
+    return [source.name.replace(mark, str(n)) for n in range(count)] if mark else [source.name]
 
 
 def gather(source: Source, found: Mapping[str, Tensor], count: int) -> tuple[Tensor | None, Source]:
@@ -84,19 +85,34 @@ def gather(source: Source, found: Mapping[str, Tensor], count: int) -> tuple[Ten
         if not source.transposed or all(part.turned for part in parts):
             return _stacked(parts), replace(source, transposed=False)
         return _stacked([_turned(part) for part in parts]), replace(source, transposed=False)
-    if not parts or len(parts[0].shape) != 3:
+    under = len(parts[0].shape) == 2 if parts else False  # one expert under another already
+    if not parts or len(parts[0].shape) != 3 and not (under and source.transposed):
         return (parts[0] if parts else None), source
-    if parts[0].shape[0] != count:
-        raise SpecError(f"it has {parts[0].shape[0]} matrices, wanted {count} experts")
-    merged = _merged(parts[0])
-    if not source.transposed:
-        return merged, source
-    rows = parts[0].shape[1]
+    if parts[0].shape[0] % count if under else parts[0].shape[0] != count:
+        raise SpecError(f"it has {parts[0].shape[0]} {'rows' if under else 'matrices'}, wanted {count} experts")
+    merged = parts[0] if under else _merged(parts[0])
+    if not source.transposed or parts[0].turned:
+        return merged, replace(source, transposed=False)
+    rows = merged.shape[0] // count
     slices = [
         RowsView.of(merged, (rows, merged.shape[1]), start=number * rows, run=rows, stride=rows)
         for number in range(count)
     ]
     return _stacked([_turned(part) for part in slices]), replace(source, transposed=False)
+
+
+def gather_vectors(source: Source, found: Mapping[str, Tensor], count: int) -> Tensor | None:
+    """Vectors of all experts or heads, one after another; None when one of them is not there."""
+    names = names_of(source, count)
+    parts = [found[name] for name in names if name in found]
+    if len(parts) < len(names):
+        return None
+    if names == [source.name]:
+        return flat(parts[0])
+    if len({part.shape for part in parts}) > 1 or len(parts[0].shape) != 1:
+        raise SpecError(f"they have shapes {sorted({part.shape for part in parts})}, wanted one of vectors")
+    rows = [replace(part, shape=(1, *part.shape)) for part in parts]
+    return flat(_stacked(rows))
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
@@ -114,6 +130,6 @@ def _turned(part: Tensor) -> Tensor:
 
 def _merged(tensor: Tensor) -> Tensor:
     count, rows, columns = tensor.shape
-    if type(tensor) is Tensor:  # one row after another in the file, whatever the number of dimensions
+    if tensor.in_rows:  # one row after another in the file, whatever the number of dimensions
         return replace(tensor, shape=(count * rows, columns))
     return MergedView.of(tensor, (count * rows, columns))

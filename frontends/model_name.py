@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from llmc.compiler.spec import NAME_LIMIT
 
 
@@ -13,3 +15,16 @@ def clean_name(text: str) -> str:
     """
     shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown[:NAME_LIMIT].strip() or "model"
+
+
+def folder_name(folder: Path) -> str:
+    """A printable name for the model in a folder; of one in the Hugging Face cache the repository's.
+
+    >>> folder_name(Path("/cache/models--org--tiny/snapshots/0a1b2c"))
+    'tiny'
+    """
+    place = folder.resolve()
+    repository = place.parent.parent.name
+    if place.parent.name == "snapshots" and repository.startswith("models--"):
+        return clean_name(repository.rsplit("--", 1)[-1])
+    return clean_name(place.name)

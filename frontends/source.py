@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import ModelSpec
+from llmc.frontends.hub import Progress, fetch, is_hub
 from llmc.frontends.tensor import Tensor
 
 
@@ -30,6 +31,8 @@ class Source:
     chat_template: str | None  # Jinja source, rendered by the runtime in its sandbox
     generation: Mapping[str, float | int]  # sampling: temperature, top_k, ...; {} is greedy
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, for the template
+    languages: Mapping[str, int] = field(default_factory=dict)  # of a translator: "fr" or "fra_Latn" -> its token
+    prefixes: Mapping[str, str] = field(default_factory=dict)  # "en to de" -> what is put before such a source
 
     def close(self) -> None:
         """Unmaps the files. Tensors cannot be read afterwards; arrays that were read stay valid."""
@@ -46,24 +49,32 @@ class Source:
         self.close()
 
 
-def open_model(path: str | Path, spec: ModelSpec | None = None) -> Source:
-    """Opens a GGUF file, a checkpoint of llama2.c or a Hugging Face folder.
+def open_model(path: str | Path, spec: ModelSpec | None = None, progress: Progress | None = None) -> Source:
+    """Opens a GGUF file, a checkpoint of llama2.c, a Hugging Face folder, or hf:org/name, which is fetched first.
 
-    `spec` replaces the one derived from metadata. Reads headers only, not weights. Raises SourceError or SpecError, in
-    one line, for anything that is damaged, hostile or not understood.
+    `spec` replaces the one derived from metadata. `progress` is told the bytes that are fetched. Reads headers only,
+    not weights. Raises SourceError or SpecError, in one line, for anything that is damaged, hostile or not understood.
     """
-    path = Path(path)
+    path = fetch(str(path), progress) if is_hub(path) else Path(path)
     try:
         folder = path.is_dir()
         exists = path.exists()
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be opened: {error}") from None
     if not exists:
-        raise SourceError(f"{path}: no such file or folder; give a GGUF file, a llama2.c .bin or a model folder")
+        raise SourceError(
+            f"{path}: no such file or folder; give a GGUF file, a llama2.c .bin, a model folder or hf:org/name"
+        )
     if folder:
         from llmc.frontends.hf.folder import read_folder
 
         return read_folder(path, spec)
+    if path.suffix == ".onnx":
+        if spec is None:
+            raise SourceError(f"{path}: an ONNX file by itself; give its folder with config.json, or a spec")
+        from llmc.frontends.hf.folder import read_folder
+
+        return read_folder(path.parent, spec, path)
     if path.suffix == ".safetensors":
         raise SourceError(f"{path}: give the folder it is in, with config.json and tokenizer.json")
     from llmc.frontends.gguf.file import is_gguf

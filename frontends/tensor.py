@@ -31,6 +31,7 @@ READABLE: dict[str, tuple[int, int]] = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
+    "MXFP4": (32, 17),
 }
 
 
@@ -55,6 +56,11 @@ class Tensor:
     def turned(self) -> bool:
         """Whether a matrix is (out, in) already where the spec says that the file's are (in, out)."""
         return False
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether it is one row after another in the file, so that its first dimensions may become one."""
+        return type(self) is Tensor
 
     @property
     def files(self) -> tuple[MappedFile, ...]:

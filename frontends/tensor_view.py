@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import Quantized
-from llmc.compiler.spec.sources import Layout, Source
+from llmc.compiler.spec.sources import Layout, Source, before_turning
 from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.tensor import Floats, Tensor
 
@@ -137,17 +137,37 @@ class NormalizedView(TensorView):
         return np.asarray(rows / np.maximum(lengths, SHORTEST), np.float32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TurnedView(TensorView):
+    """`viewed` is `groups` matrices (N, K) one under another, this is the same of (K, N)."""
+
+    groups: int
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        rows, theirs = self.shape[0] // self.groups, self.viewed.shape[0] // self.groups
+        if start == stop:
+            return np.empty((0, self.shape[1]), np.float32)
+        parts = []
+        for group in range(start // rows, (stop - 1) // rows + 1):
+            matrix = self.viewed.read_rows(group * theirs, (group + 1) * theirs).T
+            parts.append(matrix[max(0, start - group * rows) : stop - group * rows])
+        return np.ascontiguousarray(np.concatenate(parts))
+
+
 def flat(tensor: Tensor) -> Tensor:
     """The tensor as a vector."""
     return FlatView.of(tensor, (math.prod(tensor.shape),))
 
 
-def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout) -> Tensor:
-    """The tensor of `shape` that `source` makes of the file's, which has `place.shape`."""
+def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout, groups: int = 1) -> Tensor:
+    """The tensor of `shape` that `source` makes of the file's, which has `place.shape`. `groups`: KV heads."""
+    read = before_turning(shape, source, groups)
     if source.transposed:
         tensor = TransposedView.of(tensor, tensor.shape[::-1])
     if source.row:
         return VectorView.of(tensor, shape, row=place.start)
-    if tensor.shape != shape:
-        tensor = RowsView.of(tensor, shape, start=place.start, run=place.run, stride=place.stride)
+    if tensor.shape != read:
+        tensor = RowsView.of(tensor, read, start=place.start, run=place.run, stride=place.stride)
+    if source.turned:
+        tensor = TurnedView.of(tensor, shape, groups=groups)
     return NormalizedView.of(tensor, shape) if source.normalized else tensor

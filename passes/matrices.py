@@ -12,7 +12,7 @@ from tvm import relax
 from llmc.compiler import ops
 
 # Ops whose last operand is a matrix that has a format.
-MULTIPLYING = ("linear", "embedding", "experts_in", "experts_out")
+MULTIPLYING = ("linear", "embedding", "head_linear", "experts_in", "experts_out")
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,18 @@ class _Pack(relax.PyExprMutator):
         packed = self._pack(weight, format.name)
         if op.name == "embedding":
             return ops.call("packed_embedding", [left, packed], attrs)
-        activation = format.activation
-        if op.name != "linear":
+        activation, columns = format.activation, int(weight.ty.shape[1])
+        slices: tuple[int, ...] = ()  # widths of the parts of the left side that are multiplied by themselves
+        if op.name == "head_linear":
+            heads = int(found_attrs["heads"])
+            attrs |= {"heads": heads, "columns": columns}
+            slices = columns, int(left.ty.shape[1]) // heads
+        elif op.name != "linear":
             count = int(found_attrs["experts"])
             attrs |= {"experts": count, "width": width // count}
-            if op.name == "experts_out" and int(weight.ty.shape[1]) % GROUP:
-                activation = "f32" if activation == "i8" else activation  # codes of a slice would not lie by themselves
+            slices = (columns,) if op.name == "experts_out" else ()
+        if activation == "i8" and any(size % GROUP for size in slices):
+            activation = "f32"  # codes of a slice would not lie by themselves
         return self._multiply(op.name, activation, left, [*rest, packed], attrs)
 
     def _pack(self, weight: Any, format: str) -> Any:

@@ -1,8 +1,8 @@
 """The thin runtime: loads an artifact and generates text. It imports no compiler and none of its siblings.
 
 >>> import llmc.runtime
->>> sorted(llmc.runtime.__all__)
-['ArtifactError', 'Evaluation', 'Generation', 'LlmcError', 'Model', 'RequestError', 'inspect', 'load', 'verify']
+>>> [name for name in sorted(llmc.runtime.__all__) if name.islower()]
+['inspect', 'load', 'load_graph', 'verify']
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llmc.runtime.artifact import inspect, verify
     from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
     from llmc.runtime.generate import Generation
+    from llmc.runtime.graph import load_graph
     from llmc.runtime.model import Model, load
     from llmc.runtime.quality import Evaluation
 
@@ -26,6 +27,7 @@ __all__ = [
     "RequestError",
     "inspect",
     "load",
+    "load_graph",
     "verify",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "RequestError": "llmc.runtime.errors",
     "inspect": "llmc.runtime.artifact",
     "load": "llmc.runtime.model",
+    "load_graph": "llmc.runtime.graph",
     "verify": "llmc.runtime.artifact",
 }
 

@@ -9,25 +9,29 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llmc.runtime import integrity
 from llmc.runtime.cpu import choose_variant, cpu_arch, cpu_flags, default_threads, missing_flags
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.graph_manifest import read_any
 from llmc.runtime.integrity import Progress
-from llmc.runtime.manifest import MANIFEST, Manifest, Variant, read_manifest
+from llmc.runtime.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
+
+P = TypeVar("P", bound=Package)
 
 _MAX_TEXT_BYTES = 256 << 20  # tokenizer and template are read into memory
 
 
 @dataclass(frozen=True)
-class Artifact:
+class Artifact(Generic[P]):
     """A checked artifact: safe to load as far as hashes can tell."""
 
     folder: Path
-    manifest: Manifest
+    manifest: P
     variant: Variant
     identities: dict[str, str]  # library file -> its identity when it was hashed
 
@@ -52,13 +56,20 @@ class Artifact:
 
 def open_artifact(
     path: str | os.PathLike[str], always_hash: bool = False, progress: Progress | None = None
-) -> Artifact:
-    """The artifact at `path`, all checks done. Raises ArtifactError at the first that fails.
+) -> Artifact[Manifest]:
+    """The artifact of a model of text at `path`, all checks done. Raises ArtifactError at the first that fails.
 
     `always_hash` hashes the weights even if they are remembered as intact.
     """
+    return open_package(path, read_manifest, always_hash, progress)
+
+
+def open_package(
+    path: str | os.PathLike[str], read: Callable[[Path], P], always_hash: bool, progress: Progress | None
+) -> Artifact[P]:
+    """The same for an artifact whose manifest `read` takes."""
     folder = _folder(path)
-    manifest = read_manifest(folder)
+    manifest = read(folder)
     _check_presence(folder, manifest)
     variant = choose_variant(manifest, folder)
     identities = {}
@@ -78,7 +89,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> No
     Files that the manifest does not list are refused too. Raises ArtifactError at the first damage.
     """
     folder = _folder(path)
-    manifest = read_manifest(folder)
+    manifest = read_any(folder)
     _check_presence(folder, manifest)
     extra = sorted(set(_all_files(folder)) - set(manifest.files) - {MANIFEST})
     if extra:
@@ -97,7 +108,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     Reads manifest.json and file sizes only; nothing is loaded, hashed or executed.
     """
     folder = _folder(path)
-    manifest = read_manifest(folder)
+    manifest = read_any(folder)
     _check_presence(folder, manifest)
     arch, flags = cpu_arch(), cpu_flags()
     missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
@@ -118,7 +129,7 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         raise ArtifactError(f"{str(path)[:200]!r}: not a usable path: {error}") from error
 
 
-def _check_presence(folder: Path, manifest: Manifest) -> None:
+def _check_presence(folder: Path, manifest: Package) -> None:
     """Every listed file is a plain file of the stated size, reached without links."""
     for name, entry in manifest.files.items():
         path = folder
@@ -139,7 +150,7 @@ def _check_presence(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def _check_weights(folder: Path, manifest: Manifest, always: bool, progress: Progress | None) -> None:
+def _check_weights(folder: Path, manifest: Package, always: bool, progress: Progress | None) -> None:
     path = folder / manifest.weights
     key = integrity.identity(path, manifest.sha256)
     if not always and integrity.is_remembered(key):

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.manifest import Manifest, Variant
+from llmc.runtime.manifest import Package, Variant
 
 _CPUINFO = Path("/proc/cpuinfo")
 _ARCH_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -48,7 +48,7 @@ def missing_flags(variant: Variant, arch: str, flags: frozenset[str]) -> list[st
     return missing
 
 
-def choose_variant(manifest: Manifest, folder: Path) -> Variant:
+def choose_variant(manifest: Package, folder: Path) -> Variant:
     """The first variant that this CPU can run. Raises ArtifactError naming what is missing when none can."""
     arch, flags = cpu_arch(), cpu_flags()
     lacking = []

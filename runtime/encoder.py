@@ -41,12 +41,8 @@ def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tupl
     Raises RequestError for a text longer than the model's context, before any is read.
     """
     for number, ids in enumerate(texts):
-        if len(ids) > engine.context:
-            raise RequestError(
-                f"text {number + 1} has {len(ids)} tokens, and the model reads {engine.context}; "
-                "shorten it, or ask for it to be cut"
-            )
-    for batch in _batches(texts, engine.prefill_chunk):
+        check_source(number, len(ids), engine.context)
+    for batch in batches(texts, engine.prefill_chunk):
         sequences = [engine.new_sequence() for _ in batch]
         try:
             feeds = [Feed(s, texts[n], "all") for s, n in zip(sequences, batch, strict=True)]
@@ -62,7 +58,15 @@ def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tupl
             at += len(texts[number])
 
 
-def _batches(texts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
+def check_source(number: int, tokens: int, context: int) -> None:
+    """Raise RequestError where text `number`, from 0, is longer than an encoder reads."""
+    if tokens > context:
+        raise RequestError(
+            f"text {number + 1} has {tokens} tokens, and the model reads {context}; shorten it, or ask for it to be cut"
+        )
+
+
+def batches(texts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
     """Numbers of texts whose tokens fill a step of at most `rows` rows; a longer text has a step of its own."""
     batch: list[int] = []
     used = 0

@@ -3,6 +3,8 @@
 One call serves prefill, chunked prefill, decode and any mixture. Letters: N rows (tokens) of the step, S sequences,
 P pages listed, R rows that want logits, V vocabulary. All index arrays are int32:
 tokens (N,), positions (N,), seqs (N,), slots (N,), page_indptr (S + 1,), page_ids (P,), logit_rows (R,).
+Where the model has an encoder, the step also gets the sources that its sequences answer to, with Q pages in all:
+source_lengths (S,), source_indptr (S + 1,), source_ids (Q,). Its other function, encode, gets the first seven alone.
 """
 
 from __future__ import annotations
@@ -45,18 +47,22 @@ class Output:
 
 @dataclass
 class Engine:
-    """A loaded step with its cache. `step_function` takes NumPy arrays and returns two; model.py binds the real one."""
+    """A loaded step with its cache. `step_function` takes NumPy arrays and returns two; model.py binds the real one.
+
+    `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.
+    """
 
     step_function: Step
     pool: PagePool
     vocab: int
     context: int
     prefill_chunk: int = PREFILL_CHUNK
+    encode_function: Step | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def new_sequence(self) -> Sequence:
-        """An empty sequence; it holds no pages until it is fed."""
-        return Sequence()
+    def new_sequence(self, source: Sequence | None = None) -> Sequence:
+        """An empty sequence; it holds no pages until it is fed. `source`: what it answers to, see `encode`."""
+        return Sequence(source)
 
     def step(self, feeds: Iterable[Feed | tuple[Sequence, Ids]]) -> Output:
         """Append tokens to sequences in one call of the compiled step.
@@ -67,12 +73,32 @@ class Engine:
         batch = [feed if isinstance(feed, Feed) else Feed(*feed) for feed in feeds]
         ids = [as_ids(feed.ids, self.vocab) for feed in batch]
         self._check(batch, ids)
+        if self.encode_function is None:
+            return self._call(self.step_function, batch, ids)
+        if any(feed.sequence.source is None or not feed.sequence.source.length for feed in batch):
+            raise RequestError("a sequence of a model with an encoder needs a source that was encoded")
+        return self._call(self.step_function, batch, ids, sources=True)
+
+    def encode(self, feeds: Iterable[tuple[Sequence, Ids]]) -> None:
+        """Read sources, each of them whole, in one call of the compiled encoder; errors as of `step`."""
+        if self.encode_function is None:
+            raise RequestError("the model has no encoder")
+        batch = [Feed(sequence, ids, "none") for sequence, ids in feeds]
+        ids = [as_ids(feed.ids, self.vocab) for feed in batch]
+        self._check(batch, ids)
+        if any(feed.sequence.length for feed in batch):
+            raise RequestError("a source is encoded as a whole: release its sequence before it takes another one")
+        self._call(self.encode_function, batch, ids)
+
+    def _call(self, function: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Output:
+        """Feed checked tokens to one of the compiled functions."""
         with self.lock:
             held = [len(feed.sequence.pages) for feed in batch]
             lengths = [f.sequence.length + len(i) for f, i in zip(batch, ids, strict=True)]
             self.pool.reserve_all([(f.sequence, n) for f, n in zip(batch, lengths, strict=True)])
             try:
-                logits, argmax = self.step_function(*_index_arrays(batch, ids))
+                arrays = _index_arrays(batch, ids)
+                logits, argmax = function(*arrays, *(_source_arrays(batch) if sources else ()))
             except BaseException:
                 for feed, pages in zip(batch, held, strict=True):
                     self.pool.shrink(feed.sequence, pages)
@@ -170,6 +196,23 @@ def _index_arrays(batch: list[Feed], ids: list[NDArray[np.int32]]) -> list[NDArr
         at += asked
         row = after
     positions[:] = slots
+    return arrays
+
+
+def _source_arrays(batch: list[Feed]) -> list[NDArray[np.int32]]:
+    """The three arrays of sources (see the top). A source that several sequences share is listed for each."""
+    sources = [feed.sequence.source for feed in batch if feed.sequence.source is not None]
+    lengths = [source.length for source in sources]
+    counts = [pages_for(length) for length in lengths]
+    arrays = _aligned([len(batch), len(batch) + 1, sum(counts)])
+    source_lengths, source_indptr, source_ids = arrays
+    source_lengths[:] = lengths
+    source_indptr[0] = 0
+    source_indptr[1:] = np.cumsum(counts)
+    at = 0
+    for source, count in zip(sources, counts, strict=True):
+        source_ids[at : at + count] = source.pages[:count]
+        at += count
     return arrays
 
 

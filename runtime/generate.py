@@ -1,12 +1,16 @@
-"""The loop that makes text: prefill the prompts, then one step per token for all sequences, until each ends."""
+"""The loop that makes text: read the prompts, then one step per token for all sequences, until each ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import abc, deque
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
+import numpy as np
+
+from llmc.runtime.encoder import batches, check_source
 from llmc.runtime.engine import Engine, Output, checked_logits
 from llmc.runtime.errors import RequestError
 from llmc.runtime.kv_cache import Sequence, pages_for
@@ -55,8 +59,9 @@ class Generation:
 
     ids: every token made, the end token included; text: what they say without special tokens. finish_reason: "stop" at
     an end token, "length" at max_tokens, "context" where the model's context (or the cache) ends. timings, in seconds
-    since the call: prefill_s until the prompt was read (of all prompts of a batch), first_token_s until the first
-    token, decode_s from there to this sequence's last; and prefill_tokens, decode_tokens: tokens that passed in each.
+    since the call, or since the prompt was let in if it had to wait for room: prefill_s until the prompt was read (of
+    all that were let in with it), first_token_s until the first token, decode_s from there to this sequence's last; and
+    prefill_tokens, decode_tokens: tokens that passed in each.
     """
 
     text: str
@@ -67,126 +72,174 @@ class Generation:
 
 
 class _Speaker:
-    """One sequence of a batch while it is generated."""
+    """One sequence of a batch while it is generated. Where the model has an encoder, `prompt` is its source."""
 
-    def __init__(
-        self, prompt: list[int], options: Options, limit: int, tokenizer: Tokenizer, eos: frozenset[int]
-    ) -> None:
+    def __init__(self, prompt: list[int], options: Options, generator: Generator, limit: int) -> None:
         self.prompt = prompt
-        self.sequence = Sequence()
+        self.source = Sequence() if generator.lead else None
+        self.sequence = Sequence(self.source)
+        self.opening = list(generator.lead) or prompt
         self.ids: list[int] = []
         self.finish_reason = ""
-        self.end_time = 0.0
+        self.times = (0.0, 0.0, 0.0)  # it was let in, its prompt was read, its group had first tokens
         self._options = options
-        self._limit = limit  # tokens of prompt and answer together
-        self._stop = frozenset() if options.ignore_eos else eos
+        self._limit = limit  # tokens of its opening and its answer together
+        self._stop = frozenset() if options.ignore_eos else generator.eos
+        self._suppressed = list(generator.suppressed)
         self._sampler = Sampler(options.sampling)
-        self._stream = tokenizer.stream()
+        self._stream = generator.tokenizer.stream()
         self._pieces: list[str] = []
+        self._end_time = 0.0
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens that its sequence can come to hold."""
-        return min(self._limit, len(self.prompt) + self._options.max_tokens)
+    def room(self) -> list[tuple[Sequence, int]]:
+        """Its sequences, and the tokens that each can come to hold."""
+        answer = (self.sequence, min(self._limit, len(self.opening) + self._options.max_tokens))
+        return [answer] if self.source is None else [answer, (self.source, len(self.prompt))]
 
     def take(self, output: Output, row: int) -> str:
         """Choose the next token from a row of logits; the text that is now certain."""
-        token = self._sampler.next_token(checked_logits(output, row), int(output.argmax[row]))
+        logits, likeliest = checked_logits(output, row), int(output.argmax[row])
+        if self._suppressed:
+            logits = logits.copy()
+            logits[self._suppressed] = -np.inf
+            likeliest = int(logits.argmax())
+        token = self._sampler.next_token(logits, likeliest)
         self.ids.append(token)
         if token in self._stop:
             self.finish_reason = "stop"
         elif len(self.ids) >= self._options.max_tokens:
             self.finish_reason = "length"
-        elif len(self.prompt) + len(self.ids) >= self._limit:
+        elif len(self.opening) + len(self.ids) >= self._limit:
             self.finish_reason = "context"
         piece = "" if self.finish_reason == "stop" else self._stream.push(token)
         if self.finish_reason:
             piece += self._stream.finish()
-            self.end_time = time.perf_counter()
+            self._end_time = time.perf_counter()
         self._pieces.append(piece)
         return piece
 
-    def result(self, start: float, prefilled: float, first: float) -> Generation:
-        """The finished generation; times are those of the whole batch."""
+    def result(self) -> Generation:
+        """The finished generation; times are those of the group that was let in with it."""
+        start, prefilled, first = self.times
         timings = {
             "prefill_s": prefilled - start,
             "first_token_s": first - start,
-            "decode_s": self.end_time - first,
+            "decode_s": self._end_time - first,
             "prefill_tokens": len(self.prompt),
             "decode_tokens": len(self.ids) - 1,
         }
         return Generation("".join(self._pieces), self.ids, self.prompt, self.finish_reason, timings)
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one step added to the answer of prompt number `index`; with its last part comes the whole of it."""
+
+    index: int
+    text: str
+    done: Generation | None
+
+
 @dataclass
 class Generator:
-    """Generates for prompts that are token ids. One object serves any number of calls."""
+    """Generates for prompts that are token ids. One object serves any number of calls.
+
+    `lead`: where the model has an encoder, what an answer begins with; the prompts are then sources. `suppressed`: ids
+    that are never chosen.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
     eos: frozenset[int]
+    lead: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
     results: list[Generation] = field(default_factory=list)
 
-    @property
-    def limit(self) -> int:
-        """Tokens that a sequence can have: the model's context, or the whole cache if that is smaller."""
-        return min(self.engine.context, self.engine.pool.num_pages * PAGE_TOKENS)
+    def run(self, prompts: list[list[int]], options: list[Options], start: float) -> abc.Iterator[tuple[int, str]]:
+        """`parts` that have text, as (index, text); fills `results` in the end."""
+        done: dict[int, Generation] = {}
+        with closing(self.parts(prompts, options, start)) as parts:
+            for part in parts:
+                if part.done is not None:
+                    done[part.index] = part.done
+                if part.text:
+                    yield part.index, part.text
+        self.results = [done[index] for index in range(len(prompts))]
 
-    def run(self, prompts: list[list[int]], options: list[Options], start: float) -> Iterator[tuple[int, str]]:
-        """Generate for all prompts; yields (index, piece) as text becomes certain, and fills `results` in the end.
+    def parts(self, prompts: list[list[int]], options: list[Options], start: float) -> abc.Generator[Part, None, None]:
+        """Generate for all prompts, in common steps.
 
-        Prompts that do not fit in the cache together are generated one group after the other. `start` is when the call
+        Prompts that do not fit in the cache together wait, in order, until others have ended. `start` is when the call
         began (time.perf_counter). Pages are given back however it ends.
         """
-        speakers = [self._speaker(prompt, option) for prompt, option in zip(prompts, options, strict=True)]
-        results: list[Generation] = []
-        for group in self._groups(speakers):
-            members = [speakers[index] for index in group]
-            self.engine.pool.reserve_all([(s.sequence, s.most_tokens) for s in members])
-            try:
-                for index, piece in self._run_group(members, options[group[0]].prefill_chunk, start, results):
-                    yield group[index], piece
-            finally:
-                for speaker in members:
-                    self.engine.release(speaker.sequence)
-            start = time.perf_counter()
-        self.results = results
+        speakers = [self._speaker(n, *each) for n, each in enumerate(zip(prompts, options, strict=True))]
+        waiting, going = deque(range(len(speakers))), list[int]()
+        try:
+            while waiting or going:
+                new = self._let_in(speakers, waiting, bool(going))
+                group = new or going
+                members = [speakers[index] for index in group]
+                output = self._read(members, options[group[0]].prefill_chunk) if new else self._step(members)
+                read = time.perf_counter()
+                pieces = [speaker.take(output, row) for row, speaker in enumerate(members)]
+                for speaker in members if new else ():
+                    speaker.times = (start, read, time.perf_counter())
+                ended = [index for index in group if speakers[index].finish_reason]
+                for index in ended:
+                    self._release(speakers[index])
+                going = [index for index in (going + new) if index not in ended]
+                for index, piece in zip(group, pieces, strict=True):
+                    yield Part(index, piece, speakers[index].result() if index in ended else None)
+                start = time.perf_counter()
+        finally:
+            for speaker in speakers:
+                self._release(speaker)
 
-    def _speaker(self, prompt: list[int], options: Options) -> _Speaker:
-        if len(prompt) >= self.limit:
-            what = "context" if self.limit == self.engine.context else "cache_tokens"
-            raise RequestError(f"prompt: {len(prompt)} tokens leave no room for an answer in a {what} of {self.limit}")
-        return _Speaker(prompt, options, self.limit, self.tokenizer, self.eos)
+    def _speaker(self, number: int, prompt: list[int], options: Options) -> _Speaker:
+        pages, context = self.engine.pool.num_pages, self.engine.context
+        if self.lead:
+            check_source(number, len(prompt), context)
+            pages -= pages_for(len(prompt))
+        limit = min(context, pages * PAGE_TOKENS)  # tokens that the sequence can have
+        speaker = _Speaker(prompt, options, self, limit)
+        if len(speaker.opening) >= limit:
+            what = f"context of {limit}" if limit == context else f"cache_tokens of {pages * PAGE_TOKENS}"
+            raise RequestError(f"prompt: {len(prompt)} tokens leave no room for an answer in a {what}")
+        return speaker
 
-    def _groups(self, speakers: list[_Speaker]) -> Iterator[list[int]]:
-        """Indices of speakers that fit in the cache together, in order."""
-        group: list[int] = []
-        pages = 0
-        for index, speaker in enumerate(speakers):
-            wanted = pages_for(speaker.most_tokens)
-            if group and pages + wanted > self.engine.pool.num_pages:
-                yield group
-                group, pages = [], 0
-            group.append(index)
-            pages += wanted
-        if group:
-            yield group
+    def _let_in(self, speakers: list[_Speaker], waiting: deque[int], others: bool) -> list[int]:
+        """Take the next prompts that the cache has room for from `waiting`, and give them their pages.
 
-    def _run_group(
-        self, speakers: list[_Speaker], chunk: int | None, start: float, results: list[Generation]
-    ) -> Iterator[tuple[int, str]]:
-        output = self.engine.prefill([(s.sequence, s.prompt) for s in speakers], chunk)
-        prefilled = time.perf_counter()
-        going = list(range(len(speakers)))
-        first = 0.0
-        while going:
-            pieces = [(index, speakers[index].take(output, row)) for row, index in enumerate(going)]
-            first = first or time.perf_counter()
-            yield from ((index, piece) for index, piece in pieces if piece)
-            going = [index for index in going if not speakers[index].finish_reason]
-            if going:
-                output = self.engine.step([(speakers[i].sequence, speakers[i].ids[-1:]) for i in going])
-        results += [speaker.result(start, prefilled, first) for speaker in speakers]
+        While others are going on, half of the cache must be free first: reading few prompts costs as much as many.
+        """
+        free = self.engine.pool.free_pages
+        new: list[int] = []
+        if others and 2 * free < self.engine.pool.num_pages:
+            return new
+        room: list[tuple[Sequence, int]] = []
+        while waiting:
+            wanted = speakers[waiting[0]].room()
+            free -= sum(pages_for(tokens) for _, tokens in wanted)
+            if free < 0 and (new or others):
+                break
+            room += wanted
+            new.append(waiting.popleft())
+        self.engine.pool.reserve_all(room)
+        return new
+
+    def _read(self, speakers: list[_Speaker], chunk: int | None) -> Output:
+        """Read prompts, or sources and then what their answers begin with; logits (S, V) of the last row of each."""
+        sources = [(s.source, s.prompt) for s in speakers if s.source is not None]
+        for batch in batches([ids for _, ids in sources], chunk or self.engine.prefill_chunk):
+            self.engine.encode([sources[number] for number in batch])
+        return self.engine.prefill([(s.sequence, s.opening) for s in speakers], chunk)
+
+    def _step(self, speakers: list[_Speaker]) -> Output:
+        return self.engine.step([(s.sequence, s.ids[-1:]) for s in speakers])
+
+    def _release(self, speaker: _Speaker) -> None:
+        for sequence, _ in speaker.room():
+            self.engine.release(sequence)
 
 
 class TextStream:

@@ -24,13 +24,17 @@ _MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
 
 
 class Sequence:
-    """Tokens whose keys and values are in the cache: `length` tokens, in `pages` in order."""
+    """Tokens whose keys and values are in the cache: `length` tokens, in `pages` in order.
 
-    __slots__ = ("length", "pages")
+    `source`: in an encoder-decoder, the encoded text that it answers to; any number of sequences may share one.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("length", "pages", "source")
+
+    def __init__(self, source: Sequence | None = None) -> None:
         self.length = 0
         self.pages = array("i")
+        self.source = source
 
     @property
     def room(self) -> int:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ class _Process:
     pool = threading.local()  # .threads: the size set for the calling thread's pool
 
 
-def load_step(artifact: Artifact) -> Callable[..., Any]:
-    """The function `step` of the artifact's chosen library. Raises ArtifactError when it cannot be loaded."""
+def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callable[..., Any]]:
+    """Functions of the artifact's chosen library, such as `step`. Raises ArtifactError when it cannot be loaded."""
     manifest = artifact.manifest
     with _Process.lock:
         ffi = import_ffi()
@@ -44,14 +44,14 @@ def load_step(artifact: Artifact) -> Callable[..., Any]:
         try:
             executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
             executable["vm_initialization"](_CPU, _DEVICE_ID, _POOLED)
-            step: Callable[..., Any] = executable["step"]
+            functions: list[Callable[..., Any]] = [executable[name] for name in names]
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             tvm = str(manifest.raw["compiler"].get("tvm"))[:40]
             raise ArtifactError(
                 f"{artifact.path(name)}: cannot be loaded (made by tvm {tvm}): {reason[-1][:300]}"
             ) from error
-    return step
+    return functions
 
 
 def use_threads(threads: int) -> None:
@@ -94,7 +94,7 @@ def _without(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-def _load_runtime(artifact: Artifact) -> None:
+def _load_runtime(artifact: Artifact[Any]) -> None:
     """Load the artifact's copy of TVM's runtime, unless this process has one already: then it must be the same."""
     name = artifact.manifest.runtime
     sha256 = artifact.manifest.files[name].sha256

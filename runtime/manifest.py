@@ -14,7 +14,7 @@ from typing import Any
 from llmc.runtime import schema
 from llmc.runtime.errors import ArtifactError
 
-FORMAT = 2  # the newest layout this runtime reads
+FORMAT = 3  # the newest layout this runtime reads
 PAGE_TOKENS = 16  # the kernels are compiled for this page size
 KV_BYTES = {"f32": 4, "bf16": 2, "q8": 1, "q4": 1}  # dtype of the KV cache -> bytes of an element
 MANIFEST = "manifest.json"
@@ -22,12 +22,36 @@ _MAX_BYTES = 64 << 20  # 16 MiB chunks: the hashes of a 10 TB weights file still
 _MAX_LISTED = 5  # problems an error names before it counts the rest
 _INT32 = 2**31 - 1
 
-# What a model is for: text that goes on, one vector a text, or the words behind masks.
-TASKS = ("generate", "embed", "fill")
+# What a model is for: text that goes on, one vector a text, the words behind masks, or a text made of another one.
+TASKS = ("generate", "embed", "fill", "translate")
+GRAPH = "graph"  # the task of an artifact that graph_manifest.py reads
+_ID = schema.whole(0, _INT32)
+
+# What every artifact has, whatever it is for.
+PACKAGE: dict[str, schema.Check] = {
+    "format": schema.one_of(FORMAT),
+    "name": schema.text,
+    "quantization": schema.anything,
+    "variants": schema.items(
+        schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
+        least=1,
+    ),
+    "runtime": schema.text,
+    "weights": schema.record(
+        file=schema.text,
+        chunk_bytes=schema.whole(4096, 2**31),
+        chunks=schema.items(schema.sha256_hex, 1),
+        order=schema.items(schema.text),
+    ),
+    "compiler": schema.anything,
+    "files": schema.mapping(
+        schema.record(sha256=schema.sha256_hex, bytes=schema.whole(0, 2**60)),
+    ),
+    "manifest_sha256": schema.sha256_hex,
+}
 
 _SCHEMA = schema.record(
-    format=schema.one_of(FORMAT),
-    name=schema.text,
+    **PACKAGE,
     task=schema.one_of(*TASKS),
     pooling=schema.maybe(schema.record(kind=schema.one_of("mean", "first", "last"), normalize=schema.flag)),
     spec=schema.anything,
@@ -41,33 +65,21 @@ _SCHEMA = schema.record(
         dtype=schema.one_of(*KV_BYTES),
         page_shape=schema.items(schema.whole(1, _INT32), 3),
     ),
-    quantization=schema.anything,
-    variants=schema.items(
-        schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
-        least=1,
-    ),
-    runtime=schema.text,
-    weights=schema.record(
-        file=schema.text,
-        chunk_bytes=schema.whole(4096, 2**31),
-        chunks=schema.items(schema.sha256_hex, 1),
-        order=schema.items(schema.text, 1),
-    ),
     tokens=schema.record(
-        bos=schema.maybe(schema.whole(0, _INT32)),
-        eos=schema.items(schema.whole(0, _INT32)),
+        bos=schema.maybe(_ID),
+        eos=schema.items(_ID),
         add_bos=schema.flag,
-        end=schema.maybe(schema.whole(0, _INT32)),
+        end=schema.maybe(_ID),
+        start=schema.maybe(_ID),
+        forced=schema.items(_ID),
+        suppressed=schema.items(_ID),
         special=schema.mapping(schema.text),
     ),
+    languages=schema.mapping(_ID),
+    prefixes=schema.mapping(schema.text),
     chat_template=schema.maybe(schema.text),
     tokenizer=schema.text,
     generation=schema.anything,
-    compiler=schema.anything,
-    files=schema.mapping(
-        schema.record(sha256=schema.sha256_hex, bytes=schema.whole(0, 2**60)),
-    ),
-    manifest_sha256=schema.sha256_hex,
 )
 
 
@@ -123,30 +135,41 @@ class Pooling:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The checked manifest; `raw` is the document as it stands in the file."""
+class Package:
+    """What every artifact's manifest says of its files; `raw` is the document as it stands in the file."""
 
     raw: dict[str, Any]
     sha256: str
-    task: str
-    pooling: Pooling | None
-    vocab: int
-    context: int
-    kv: KvLayout
     variants: tuple[Variant, ...]
     runtime: str
     weights: str
     chunk_bytes: int
     chunks: tuple[str, ...]
     order: tuple[str, ...]
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Manifest(Package):
+    """The checked manifest of a model of text."""
+
+    task: str
+    pooling: Pooling | None
+    vocab: int
+    context: int
+    kv: KvLayout
     bos: int | None
     eos: frozenset[int]
     add_bos: bool
     end: int | None
+    start: int | None  # what a translation begins with
+    forced: tuple[int, ...]  # ids that follow it, whatever the logits
+    suppressed: tuple[int, ...]  # ids that are never chosen
     special: dict[str, str]
+    languages: dict[str, int]  # name -> id that stands before a text in it
+    prefixes: dict[str, str]  # "en to de" -> what to write before a text to have it translated so
     tokenizer: str
     chat_template: str | None
-    files: dict[str, FileEntry]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -154,6 +177,21 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises ArtifactError when it is missing, damaged, newer than this runtime, or not laid out as it should be.
     """
+    path, raw = folder / MANIFEST, read_document(folder)
+    if raw.get("task") == GRAPH:
+        raise ArtifactError(f"{folder}: a graph, not a model of text; give it arrays: llmc run {folder.name} --input")
+    problems = _SCHEMA(raw, "manifest")
+    if problems:
+        raise ArtifactError(f"{path}: {listed(problems)}; compile the model again")
+    manifest = _build(raw)
+    problems = _contradictions(manifest, raw)
+    if problems:
+        raise ArtifactError(f"{path}: {listed(problems)}; compile the model again")
+    return manifest
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """The manifest in `folder` as it stands there, not newer than this runtime and with its own hash."""
     path = folder / MANIFEST
     raw = _parse(path)
     version = raw.get("format")
@@ -162,14 +200,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: format {version} was made by a newer llmc; this one reads format {FORMAT}: upgrade llmc"
         )
     _check_own_hash(path, raw)
-    problems = _SCHEMA(raw, "manifest")
-    if problems:
-        raise ArtifactError(f"{path}: {_listed(problems)}; compile the model again")
-    manifest = _build(raw)
-    problems = _contradictions(manifest, raw)
-    if problems:
-        raise ArtifactError(f"{path}: {_listed(problems)}; compile the model again")
-    return manifest
+    return raw
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -206,48 +237,66 @@ def _check_own_hash(path: Path, raw: dict[str, Any]) -> None:
 
 
 def _build(raw: dict[str, Any]) -> Manifest:
-    kv, weights, tokens = raw["kv"], raw["weights"], raw["tokens"]
+    kv, tokens = raw["kv"], raw["tokens"]
     return Manifest(
-        raw=raw,
-        sha256=raw["manifest_sha256"],
+        **package_fields(raw),
         task=raw["task"],
         pooling=Pooling(**raw["pooling"]) if raw["pooling"] else None,
         vocab=raw["vocab"],
         context=raw["context"],
         kv=KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"]),
-        variants=tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
-        runtime=raw["runtime"],
-        weights=weights["file"],
-        chunk_bytes=weights["chunk_bytes"],
-        chunks=tuple(weights["chunks"]),
-        order=tuple(weights["order"]),
         bos=tokens["bos"],
         eos=frozenset(tokens["eos"]),
         add_bos=tokens["add_bos"],
         end=tokens["end"],
+        start=tokens["start"],
+        forced=tuple(tokens["forced"]),
+        suppressed=tuple(tokens["suppressed"]),
         special=tokens["special"],
+        languages=raw["languages"],
+        prefixes=raw["prefixes"],
         tokenizer=raw["tokenizer"],
         chat_template=raw["chat_template"],
-        files={name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
     )
 
 
 def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
     """Problems that only show when parts of the manifest are held against each other."""
-    problems = [f"files: {name[:80]!r} is not a plain relative path" for name in manifest.files if not _plain(name)]
-    named = [manifest.runtime, manifest.weights, manifest.tokenizer, *(v.file for v in manifest.variants)]
-    if manifest.chat_template is not None:
-        named.append(manifest.chat_template)
-    problems += [f"{name[:80]!r} is used but not listed in files" for name in named if name not in manifest.files]
-    ids = [("eos", i) for i in sorted(manifest.eos)]
-    ids += [(key, i) for key, i in (("bos", manifest.bos), ("end", manifest.end)) if i is not None]
+    texts = [manifest.tokenizer, *([] if manifest.chat_template is None else [manifest.chat_template])]
+    problems = package_problems(manifest, texts)
     if (manifest.task == "embed") != (manifest.pooling is not None):
         problems.append("task embed and a pooling go together")
-    problems += [f"{key} {i} is not below vocab {manifest.vocab}" for key, i in ids if i >= manifest.vocab]
+    if (manifest.task == "translate") != (manifest.start is not None):
+        problems.append("task translate and a tokens.start go together")
+    problems += [f"{key} {i} is not below vocab {manifest.vocab}" for key, i in _ids(manifest) if i >= manifest.vocab]
     if manifest.add_bos and manifest.bos is None:
         problems.append("tokens.add_bos is true but tokens.bos is null")
     if tuple(raw["kv"]["page_shape"]) != manifest.kv.page_shape:
         problems.append(f"kv.page_shape: got {raw['kv']['page_shape']}, wanted {list(manifest.kv.page_shape)}")
+    return problems
+
+
+def package_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Package from a document that PACKAGE has checked."""
+    weights = raw["weights"]
+    return {
+        "raw": raw,
+        "sha256": raw["manifest_sha256"],
+        "variants": tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
+        "runtime": raw["runtime"],
+        "weights": weights["file"],
+        "chunk_bytes": weights["chunk_bytes"],
+        "chunks": tuple(weights["chunks"]),
+        "order": tuple(weights["order"]),
+        "files": {name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
+    }
+
+
+def package_problems(manifest: Package, texts: list[str]) -> list[str]:
+    """What is wrong with the files it lists; `texts` are those it uses beside weights and libraries."""
+    problems = [f"files: {name[:80]!r} is not a plain relative path" for name in manifest.files if not _plain(name)]
+    named = [manifest.runtime, manifest.weights, *texts, *(v.file for v in manifest.variants)]
+    problems += [f"{name[:80]!r} is used but not listed in files" for name in named if name not in manifest.files]
     if len(set(manifest.order)) != len(manifest.order):
         problems.append("weights.order names a tensor twice")
     if manifest.weights in manifest.files:
@@ -256,6 +305,15 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
         if len(manifest.chunks) != wanted:
             problems.append(f"weights.chunks: got {len(manifest.chunks)} hashes, {size} bytes want {wanted}")
     return problems
+
+
+def _ids(manifest: Manifest) -> list[tuple[str, int]]:
+    """Every token id the manifest names, with what it is for."""
+    one = {"bos": manifest.bos, "end": manifest.end, "start": manifest.start}
+    many = {"eos": sorted(manifest.eos), "forced": manifest.forced, "suppressed": manifest.suppressed}
+    ids = [(key, i) for key, i in one.items() if i is not None]
+    ids += [(key, i) for key, each in many.items() for i in each]
+    return ids + [(f"language {name[:80]!r}", i) for name, i in manifest.languages.items()]
 
 
 def _plain(name: str) -> bool:
@@ -269,6 +327,7 @@ def _plain(name: str) -> bool:
     return good and name != MANIFEST and "\\" not in name and name.isprintable()
 
 
-def _listed(problems: list[str]) -> str:
+def listed(problems: list[str]) -> str:
+    """The first problems, and how many more."""
     more = len(problems) - _MAX_LISTED
     return "; ".join(problems[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import Any
@@ -20,12 +21,13 @@ from llmc.runtime.cpu import default_threads
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine import PREFILL_CHUNK, Engine, Step, as_ids
 from llmc.runtime.errors import ArtifactError, RequestError
-from llmc.runtime.generate import Generation, Generator, Options, TextStream
+from llmc.runtime.generate import Generation, Generator, Options, Part, TextStream
 from llmc.runtime.integrity import Progress
 from llmc.runtime.kv_cache import PagePool
 from llmc.runtime.manifest import PAGE_TOKENS, Manifest
 from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
 from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.translator import Direction, direction
 from llmc.runtime.weights import ALIGN, map_weights
 
 Prompt = str | SequenceOf[int]
@@ -62,16 +64,17 @@ def load(
     tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     pages = PagePool(manifest.kv, tokens)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    step = _bind(artifact, pages, weights, threads)
-    engine = Engine(step, pages, manifest.vocab, manifest.context, prefill_chunk)
+    step, encode = _bind(artifact, pages, weights, threads)
+    engine = Engine(step, pages, manifest.vocab, manifest.context, prefill_chunk, encode)
     return Model(manifest, engine, tokenizer, template)
 
 
 class Model:
     """A model ready to generate. Use `load`; use as a context manager, or call `close`, to give its memory back.
 
-    Every method that generates takes the fields of `generate.Options` as keywords: max_tokens, temperature, top_k,
-    top_p, seed, ignore_eos, prefill_chunk. Calls from several threads are safe and take turns step by step.
+    Where it has an encoder, a prompt is the text that it answers to, read as a whole. Every method that generates takes
+    the fields of `generate.Options` as keywords: max_tokens, temperature, top_k, top_p, seed, ignore_eos,
+    prefill_chunk. Calls from several threads are safe and take turns step by step.
     """
 
     def __init__(self, manifest: Manifest, engine: Engine, tokenizer: Tokenizer, template: str | None) -> None:
@@ -100,7 +103,7 @@ class Model:
     def stream(self, prompt: Prompt, **options: Any) -> TextStream:
         """`generate`, piece by piece: iterate for text, then read `.result`."""
         start = time.perf_counter()
-        return TextStream(self._generator(), self._prompt_ids(prompt), Options(**options), start)
+        return TextStream(self._writer(), self._prompt_ids(prompt), Options(**options), start)
 
     def chat(self, messages: SequenceOf[Message], **options: Any) -> Generation:
         """The assistant's answer to a conversation of {"role": ..., "content": ...}."""
@@ -109,7 +112,7 @@ class Model:
     def chat_stream(self, messages: SequenceOf[Message], **options: Any) -> TextStream:
         """`chat`, piece by piece."""
         start = time.perf_counter()
-        return TextStream(self._generator(), self.chat_prompt(messages), Options(**options), start)
+        return TextStream(self._writer(), self.chat_prompt(messages), Options(**options), start)
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
@@ -122,7 +125,7 @@ class Model:
         if seeds is not None and len(seeds) != len(prompts):
             raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
         each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
-        generator = self._generator()
+        generator = self._writer()
         for _ in generator.run([self._prompt_ids(prompt) for prompt in prompts], each, start):
             pass
         return generator.results
@@ -141,6 +144,32 @@ class Model:
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Text of token ids; `special` writes special tokens too."""
         return self._tokenizer.decode(as_ids(list(ids), self._facts.vocab).tolist(), special)
+
+    def translate(
+        self, texts: SequenceOf[str], source_language: str | None = None, target_language: str | None = None,
+        truncate: bool = False, **options: Any,
+    ) -> list[Generation]:  # fmt: skip
+        """What a model with an encoder makes of each text, in common steps; languages as its manifest names them.
+
+        `truncate` cuts texts that are longer than the model reads. Raises RequestError for a language the model does
+        not know, one it wants to be told, or a model without an encoder.
+        """
+        parts = self.translate_parts(texts, source_language, target_language, truncate, **options)
+        done = {part.index: part.done for part in parts}  # the last part of each text has it
+        return [whole for index in range(len(texts)) if (whole := done[index]) is not None]
+
+    def translate_parts(
+        self, texts: SequenceOf[str], source_language: str | None = None, target_language: str | None = None,
+        truncate: bool = False, **options: Any,
+    ) -> Iterator[Part]:  # fmt: skip
+        """`translate`, piece by piece: which text it is of, what was added, and with its last piece the whole."""
+        start = time.perf_counter()
+        self._check_task("translate")
+        if isinstance(texts, (str, bytes)) or not len(texts):
+            raise RequestError("texts: wanted a list of at least one text")
+        way = direction(self._facts, source_language, target_language)
+        sources = way.sources(texts, self._tokenizer, self._facts.context, truncate)
+        return self._writer(way).parts(sources, [Options(**options)] * len(sources), start)
 
     def evaluate(self, text: Prompt, window: int = WINDOW, against: Model | None = None, **options: Any) -> Evaluation:
         """Perplexity of `text`, and divergence `against` another model; options and errors as `quality.evaluate`."""
@@ -192,10 +221,10 @@ class Model:
     ) -> None:
         self.close()
 
-    def _check_task(self, task: str) -> None:
+    def _check_task(self, task: str, wish: str = "") -> None:
         own = self._facts.task
         if own != task:
-            raise RequestError(f"{self.name} cannot {task}: it was compiled to {own}")
+            raise RequestError(f"{self.name} cannot {wish or task}: it was compiled to {own}")
 
     def _framed(self, text: str, truncate: bool) -> list[int]:
         """Ids of an encoder's text, between the marks it wants at both ends."""
@@ -203,15 +232,22 @@ class Model:
         end = [] if self._facts.end is None else [self._facts.end]
         return (ids[: self._facts.context - len(end)] if truncate else ids) + end
 
-    def _generator(self) -> Generator:
-        self._check_task("generate")
-        return Generator(self.engine, self._tokenizer, self._facts.eos)
+    def _writer(self, way: Direction | None = None) -> Generator:
+        """What generates; `way`: in a model with an encoder, the direction of the call."""
+        facts = self._facts
+        if facts.task != "translate":
+            self._check_task("generate")
+            return Generator(self.engine, self._tokenizer, facts.eos)
+        lead = (way or direction(facts)).lead
+        return Generator(self.engine, self._tokenizer, facts.eos, lead, facts.suppressed)
 
     def _subject(self) -> Subject:
-        self._check_task("generate")
+        self._check_task("generate", "predict a text")
         return Subject(self.engine, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str) and self._facts.task == "translate":
+            return direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
         if isinstance(prompt, str):
             self._tokenizer.check_length(prompt, self._facts.context)
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -235,7 +271,7 @@ def _bounded(name: str, value: object, most: int) -> int:
     return int(value)
 
 
-def _template(artifact: Artifact) -> str | None:
+def _template(artifact: Artifact[Manifest]) -> str | None:
     name = artifact.manifest.chat_template
     if name is None:
         return None
@@ -246,30 +282,34 @@ def _template(artifact: Artifact) -> str | None:
 
 
 def _default_cache(manifest: Manifest) -> int:
-    """Tokens of a cache for several full sequences, in at most half of the machine's memory.
+    """Tokens of a cache for several full sequences, and their sources, in at most half of the machine's memory.
 
-    An encoder's texts leave after their step, and each holds whole pages.
+    The texts of a model that is an encoder alone leave after their step, and each holds whole pages.
     """
-    if manifest.task != "generate":
+    if manifest.task not in ("generate", "translate"):
         return manifest.context + PREFILL_CHUNK * PAGE_TOKENS
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(_CACHED_CONTEXTS * manifest.context, memory // 2 // manifest.kv.token_bytes))
+    wanted = _CACHED_CONTEXTS * manifest.context * (2 if manifest.task == "translate" else 1)
+    return max(1, min(wanted, memory // 2 // manifest.kv.token_bytes))
 
 
-def _bind(artifact: Artifact, pool: PagePool, weights: list[NDArray[Any]], threads: int) -> Step:
-    """The compiled step as a function of index arrays alone: cache, weights and threads are bound."""
+def _bind(
+    artifact: Artifact[Manifest], pool: PagePool, weights: list[NDArray[Any]], threads: int
+) -> tuple[Step, Step | None]:
+    """The compiled step, and encode where there is one, of index arrays alone: cache, weights and threads are bound."""
     library.set_most_threads(threads)
     ffi = library.import_ffi()
-    function: Callable[..., Any] = library.load_step(artifact)
+    names = ("step", "encode") if artifact.manifest.task == "translate" else ("step",)
+    step, *encode = library.load_functions(artifact, names)
 
     def tensors(arrays: list[NDArray[Any]]) -> Any:
         return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
 
     cache, stored = tensors(pool.layers), tensors(weights)
 
-    def step(*arrays: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def call(function: Callable[..., Any], *arrays: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
         library.use_threads(threads)
-        logits, argmax = function(*map(ffi.from_dlpack, arrays), cache, stored)
+        logits, argmax, *_ = function(*map(ffi.from_dlpack, arrays), cache, stored)  # what follows only had to happen
         return np.asarray(np.from_dlpack(logits)), np.asarray(np.from_dlpack(argmax))
 
-    return step
+    return partial(call, step), partial(call, encode[0]) if encode else None

@@ -112,9 +112,14 @@ def mapping(inner: Check) -> Check:
     def check(value: Any, where: str) -> list[str]:
         if not isinstance(value, dict):
             return _wrong(where, value, "an object")
-        return [p for key, item in value.items() for p in inner(item, f"{where}.{key[:_SHOWN]}")]
+        return [p for key, item in value.items() for p in inner(item, f"{where}.{_shown(key)}")]
 
     return check
+
+
+def _shown(key: str) -> str:
+    """A key of the document's own choice, on one line."""
+    return key[:_SHOWN] if key.isprintable() else repr(key[:_SHOWN])
 
 
 def record(**fields: Check) -> Check:

@@ -19,6 +19,8 @@ from llmc.runtime.errors import ArtifactError, RequestError
 _MAX_PROMPT_CHARS = 64 << 20
 _SHORT_TOKEN_CHARS = 3  # texts of at most this many characters a token are encoded without a second thought
 _HELD_TOKENS = 8  # for decoders of unknown kind: tokens kept back at most while the text ends in U+FFFD
+_HIDING = "\ufdd0"  # begins a token that no text becomes (frontends/tokenizers/pieces.py)
+_UNHIDE = {"type": "Replace", "pattern": {"String": _HIDING}, "content": ""}
 _WINDOW_TOKENS = 4  # for the same: tokens before the new ones that may change how those are written
 
 
@@ -30,7 +32,8 @@ class Tokenizer:
             self._backend = Backend.from_buffer(tokenizer_json)
             self._backend.no_truncation()
             self._backend.no_padding()
-            decoder = json.loads(tokenizer_json).get("decoder")
+            table = json.loads(tokenizer_json)
+            self._unknown = _unknown_rule(table["model"], self._backend)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # tokenizers raises plain Exception, and panics are not even that
@@ -40,7 +43,7 @@ class Tokenizer:
         self._control = ControlTokens(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
-        self._to_bytes, self._drops_space = _bytes_rule(decoder)
+        self._to_bytes, self._drops_space = _bytes_rule(table.get("decoder"))
         self._cache: dict[int, bytes] = {}
         self._longest: int | None = None  # characters of the longest token
 
@@ -57,7 +60,7 @@ class Tokenizer:
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """Token ids of `text`, after the model's first token where it wants one and `bos` is true."""
         _check_text(text)
-        ids = _unless_it_panics(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        ids = self._as_known(_unless_it_panics(lambda: self._backend.encode(text, add_special_tokens=False).ids))
         return [self._bos, *ids] if bos and self._bos is not None else ids
 
     def token(self, token_id: int) -> str:
@@ -84,7 +87,14 @@ class Tokenizer:
         if guarded is None:
             return self.encode(plain, bos=False)
         _check_text(plain)
-        return _unless_it_panics(lambda: self._control.encode(guarded))
+        return self._as_known(_unless_it_panics(lambda: self._control.encode(guarded)))
+
+    def _as_known(self, ids: list[int]) -> list[int]:
+        """The ids with the unknown token's in place of those that the model does not have."""
+        if self._unknown is None:
+            return ids
+        first, unknown = self._unknown
+        return [id_ if id_ < first else unknown for id_ in ids]
 
     def check_length(self, text: str, limit: int) -> None:
         """Raise RequestError when `text` must have more than `limit` tokens; encoding it would take long to say so."""
@@ -206,6 +216,20 @@ class _WindowStream(TextStream):
         return text
 
 
+def _unknown_rule(model: Any, backend: Backend) -> tuple[int, int] | None:
+    """(first id that is unknown to the model, the unknown token's), or None: what the compiler adds to tokenizer.json.
+
+    Such ids are pieces that texts are cut into, and that the model was trained without.
+    """
+    first = model.get("unknown_from")
+    if first is None:
+        return None
+    unknown = model.get("unk_id")
+    if unknown is None:
+        unknown = backend.token_to_id(model["unk_token"])
+    return int(first), int(unknown)
+
+
 def _bytes_rule(decoder: Any) -> tuple[Callable[[str], bytes] | None, bool]:
     """How the tokens of a decoder (as in tokenizer.json) become bytes, and whether the text's first space is dropped.
 
@@ -220,7 +244,7 @@ def _bytes_rule(decoder: Any) -> tuple[Callable[[str], bytes] | None, bool]:
     strips = [step for step in steps if step["type"] == "Strip"]
     if any((s.get("content"), s.get("start"), s.get("stop")) != (" ", 1, 0) for s in strips):
         return None, False
-    replaces = [step for step in steps if step["type"] == "Replace"]
+    replaces = [step for step in steps if step["type"] == "Replace" and step != _UNHIDE]
     if any((s.get("pattern"), s.get("content")) != ({"String": "▁"}, " ") for s in replaces):
         return None, False
     spaces = [step for step in steps if step["type"] == "Metaspace"]
@@ -237,7 +261,7 @@ def _steps(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _spaced_bytes(token: str) -> bytes:
-    return token.replace("▁", " ").encode()
+    return token.replace(_HIDING, "").replace("▁", " ").encode()
 
 
 def _fallback_bytes(token: str) -> bytes:

@@ -24,12 +24,18 @@ _MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows
 _PAD = "pad."
 _MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 _DTYPES = {
+    "F64": np.float64,
     "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
     "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
     "U32": np.uint32,
     "U16": np.uint16,
-    "I8": np.int8,
     "U8": np.uint8,
+    "BOOL": np.bool_,
 }
 _ENTRY = schema.record(
     dtype=schema.one_of(*_DTYPES),

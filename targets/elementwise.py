@@ -87,6 +87,17 @@ def _swish(x: Any, beta: float) -> Any:
     return x / (splat(f32(1)) + exp(T.min(x * splat(f32(-beta)), splat(f32(88)))))
 
 
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x) in float32x16."""
+    return splat(f32(1)) / (splat(f32(1)) + exp(T.min(x * splat(f32(-1)), splat(f32(88)))))
+
+
+def _sigmoid(x: Any) -> Any:
+    """`sigmoid`; of NaN, which that takes for a number, NaN."""
+    found = sigmoid(x)
+    return T.Select(x > splat(f32(0)), found, T.Select(x <= splat(f32(0)), found, x))
+
+
 def _gelu(x: Any) -> Any:
     """x times the share of the normal distribution below x."""
     tail = normal_tail(T.max(x, splat(f32(0)) - x))
@@ -110,6 +121,7 @@ _ACTIVATIONS: dict[str, Sixteen] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "gelu_sigmoid": lambda x: _swish(x, 1.702),
+    "sigmoid": _sigmoid,
     "relu": _relu,
     "relu_squared": lambda x: _relu(x) * _relu(x),
 }
@@ -128,20 +140,62 @@ def activate(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
 
 def gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
-    width, activation = int(shapes[1][1]), _activation(attrs)
+    activation = _activation(attrs)
+    return _halves(shapes, lambda gate, up: activation(gate) * up)
+
+
+def bounded_gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it."""
+    activation, plus = _activation(attrs), splat(f32(attrs["plus"]))
+    high, low = splat(f32(attrs["limit"])), splat(f32(-attrs["limit"]))
+
+    def bounded(x: Any) -> Any:
+        return T.Select(x > high, high, x)  # NaN stays, as in _relu
+
+    def pair(gate: Any, up: Any) -> Any:
+        return activation(bounded(gate)) * (T.Select(up < low, low, bounded(up)) + plus)
+
+    return _halves(shapes, pair)
+
+
+def _halves(shapes: list[Any], function: Callable[[Any, Any], Any]) -> tirx.PrimFunc:
+    """x (M, 2F) -> function(first half, second half) (M, F)."""
+    width = int(shapes[1][1])
 
     def body(buffers: list[Any], row: Any) -> None:
         x, out = buffers
         one = registers((LANES,), "float32")
 
         def scalar(c: Any) -> None:
-            splat_store(one, activation(splat(x[row, c])))
-            T.buffer_store(out, one[0] * x[row, width + c], [row, c])
+            splat_store(one, function(splat(x[row, c]), splat(x[row, width + c])))
+            T.buffer_store(out, one[0], [row, c])
 
         columns(
             width,
-            lambda c: T.buffer_store(out, activation(x[row, lanes(c)]) * x[row, lanes(width + c)], [row, lanes(c)]),
+            lambda c: T.buffer_store(out, function(x[row, lanes(c)], x[row, lanes(width + c)]), [row, lanes(c)]),
             scalar,
         )
 
     return kernel(["float32"] * 2, shapes, body)
+
+
+def xielu(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F), above, below (1,) -> x / 2 + above x^2, or x / 2 + (below + 1/2) (e^x - 1 - x) (M, F)."""
+    width = int(shapes[0][1])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, above, below, out = buffers
+        one = registers((LANES,), "float32")
+
+        def bent(value: Any) -> Any:
+            part = exp(T.min(value, splat(f32(-1e-6)))) - splat(f32(1)) - value
+            curve = T.Select(value > splat(f32(0)), splat(above[0]) * value * value, splat(below[0] + f32(0.5)) * part)
+            return fma(value, splat(f32(0.5)), curve)
+
+        def scalar(c: Any) -> None:
+            splat_store(one, bent(splat(x[row, c])))
+            T.buffer_store(out, one[0], [row, c])
+
+        columns(width, lambda c: T.buffer_store(out, bent(x[row, lanes(c)]), [row, lanes(c)]), scalar)
+
+    return kernel(["float32"] * 4, shapes, body)

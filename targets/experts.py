@@ -17,16 +17,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
-from llmc.targets.block_linear import i8_body, packed_body
-from llmc.targets.linear import ROW_GROUPS, Reduce, bf16_body, f32_body, get
+from llmc.targets.linear import ROW_GROUPS, get
+from llmc.targets.reductions import PER_WORD, reduction
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, fma, i32, lanes, registers, splat
 
 SORTED_ROWS = 4  # from so many on pairs are sorted by expert
 ROW_BLOCK = 64  # rows that are sorted at once: what a thread keeps of them is on its stack
-
-# Columns of the matrix that a column of an operand stands for.
-_PER_WORD = {"packed": 1, "bf16": 2, "i8": 4}
 
 
 class _Pairs:
@@ -60,8 +57,8 @@ Emit = Callable[[Any, Any, _Pairs, int], None]
 
 def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """Left operands of x (M, C), ids (M, U), packed weight (E F, C) -> (M, U F), F = attrs width."""
-    columns = int(shapes[0][1]) * _PER_WORD[kind]
-    (*left_types, weight_type), make = _reduction(kind, target, attrs["format"], columns)
+    columns = int(shapes[0][1]) * PER_WORD[kind]
+    (*left_types, weight_type), make = reduction(kind, target, attrs["format"], columns)
     width = int(attrs["width"])
 
     def body(buffers: list[Any]) -> Emit:
@@ -82,8 +79,8 @@ def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, An
 def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """Left operands of x (M, U F), ids and weights (M, U), packed weight (E C, F) -> (M, C), C = attrs width."""
     used = int(shapes[-4][1])
-    columns = int(shapes[0][1]) * _PER_WORD[kind] // used
-    (*left_types, weight_type), make = _reduction(kind, target, attrs["format"], columns)
+    columns = int(shapes[0][1]) * PER_WORD[kind] // used
+    (*left_types, weight_type), make = reduction(kind, target, attrs["format"], columns)
 
     def body(buffers: list[Any]) -> Emit:
         *left, _, shares, weight, out = buffers
@@ -102,24 +99,12 @@ def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
     return _frame(types, shapes, len(left_types), attrs, body, adds=True)
 
 
-def _reduction(kind: str, target: Target, format: str, columns: int) -> tuple[list[str], Callable[[list[Any]], Reduce]]:
-    """dtypes of the left operands and the weight, and what makes a reduction of them."""
-    packing = FORMATS[format]
-    if kind == "bf16":
-        return ["int32", "int32"], bf16_body(target, -(-columns // 2))
-    if not isinstance(packing, BlockFormat):
-        return ["float32", "float32"], f32_body(columns)
-    if kind == "packed":
-        return ["float32", "int32"], packed_body(target, packing, columns)
-    return ["int32", "float32", "float32", "int32"], i8_body(target, packing, columns)
-
-
 def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
     """The left operands' columns of each pair's slice, as if they were all there is.
 
     Sums of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
     """
-    words = _Picked(left[0], pairs, columns // _PER_WORD[kind])
+    words = _Picked(left[0], pairs, columns // PER_WORD[kind])
     if kind != "i8":
         return [words]
     packing = FORMATS[format]
@@ -203,6 +188,6 @@ def _sorted_pairs(emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used:
 
 KERNELS: dict[str, Any] = {
     f"{kind}_experts_{way}": partial(make, kind)
-    for kind in _PER_WORD
+    for kind in PER_WORD
     for way, make in (("in", experts_in), ("out", experts_out))
 }

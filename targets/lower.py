@@ -17,15 +17,21 @@ from llmc.compiler.rewrite import rewrite_functions
 from llmc.targets import (
     attention,
     block_linear,
+    cross_attention,
     elementwise,
     embedding,
     experts,
+    experts_bias,
+    grow_queries,
+    heads,
     linear,
     norms,
     rope,
     rounding,
     routing,
     rows,
+    sinusoid,
+    store_kv,
 )
 from llmc.targets.target import Target
 
@@ -43,9 +49,17 @@ KERNELS: dict[str, Kernel] = {
     "soft_cap": elementwise.soft_cap,
     "rope_table": rope.rope_table,
     "rope": rope.rope,
+    "sinusoid": sinusoid.sinusoid,
     "attention": attention.attention,
+    "attention_with_sinks": attention.attention_with_sinks,
+    "attention_by_distance": attention.attention_by_distance,
+    "cross_attention": cross_attention.cross_attention,
+    "store_kv": store_kv.store_kv,
+    "grow_queries": grow_queries.grow_queries,
     "activate": elementwise.activate,
     "gated": elementwise.gated,
+    "bounded_gated": elementwise.bounded_gated,
+    "xielu": elementwise.xielu,
     "take_rows": rows.take_rows,
     "argmax": rows.argmax,
     "packed_linear": block_linear.packed_linear,
@@ -55,7 +69,10 @@ KERNELS: dict[str, Kernel] = {
     "i8_linear": block_linear.i8_linear,
     "route": routing.route,
     "gate_rows": routing.gate_rows,
+    "experts_bias": experts_bias.experts_bias,
+    "experts_out_bias": experts_bias.experts_out_bias,
     **experts.KERNELS,
+    **heads.KERNELS,
 }
 
 
@@ -75,8 +92,9 @@ def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
     def size(value: Any) -> Any:
         if isinstance(value, (int, tirx.IntImm)):
             return int(value)
+        # A product of sizes, as imported graphs have them, is a size of its own to a kernel.
         if not isinstance(value, tirx.Var):
-            raise LlmcError(f"kernels take plain or symbolic sizes, got the expression {value}")
+            return names.setdefault(str(value), tirx.Var("size", "int64"))
         return names.setdefault(value, tirx.Var(value.name, "int64"))
 
     return [[size(s) for s in shape] for shape in shapes]
@@ -84,9 +102,9 @@ def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
 
 @relax.expr_functor.mutator
 class _Lower(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, target: Target) -> None:
+    def __init__(self, module: tvm.IRModule, target: Target, plain: bool = True) -> None:
         super().__init__(module)
-        self.target = target
+        self.target, self.plain = target, plain
         self.kernels: dict[tuple[Any, ...], Any] = {}
 
     def visit_call_(self, call: Any) -> Any:
@@ -95,6 +113,8 @@ class _Lower(relax.PyExprMutator):
         if found is not None:
             op, tensors, attrs = found
             return self._call(op.name, tensors, attrs, call.ty_args[0])
+        if not self.plain:
+            return call
         if call.op.same_as(ir.Op.get("relax.add")):
             return self._call("add", list(call.args), {}, call.ty)
         if call.op.same_as(ir.Op.get("relax.concat")):
@@ -119,6 +139,11 @@ def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
             f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"
         )
     return rewrite_functions(_Lower(module, target), module)
+
+
+def lower_ops(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Only the packed ops of a module -> kernels; what else it calls stays, for targets/graphs.py."""
+    return rewrite_functions(_Lower(module, target, plain=False), module)
 
 
 def _calls(module: tvm.IRModule) -> set[str]:

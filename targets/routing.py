@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import ceil_to
+from llmc.targets.elementwise import sigmoid
 from llmc.targets.rows import columns, kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, exp, f32, held, i32, lanes, registers, splat
@@ -18,23 +19,23 @@ from llmc.targets.vector import LANES, exp, f32, held, i32, lanes, registers, sp
 LOWEST = float("-inf")
 
 
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x) in float32x16."""
-    return splat(f32(1)) / (splat(f32(1)) + exp(T.min(x * splat(f32(-1)), splat(f32(88)))))
-
-
 def gate_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, C), gate (M, 1) -> x * sigmoid(gate) (M, C)."""
+    """x (M, C), gate (M, N) -> x * sigmoid(gate) (M, C), each of N slices of a row by its own."""
+    count = int(shapes[1][1])
+    width = int(shapes[0][1]) // count
 
     def body(buffers: list[Any], row: Any) -> None:
         x, gate, out = buffers
         share = registers((LANES,), "float32")
-        T.buffer_store(share, sigmoid(splat(gate[row, 0])), [lanes(0)])
-        columns(
-            int(shapes[0][1]),
-            lambda c: T.buffer_store(out, x[row, lanes(c)] * share[lanes(0)], [row, lanes(c)]),
-            lambda c: T.buffer_store(out, x[row, c] * share[0], [row, c]),
-        )
+
+        with T.serial(0, count) as n:
+            T.buffer_store(share, sigmoid(splat(gate[row, n])), [lanes(0)])
+            first = n * width
+            columns(
+                width,
+                lambda c: T.buffer_store(out, x[row, lanes(first + c)] * share[lanes(0)], [row, lanes(first + c)]),
+                lambda c: T.buffer_store(out, x[row, first + c] * share[0], [row, first + c]),
+            )
 
     return kernel(["float32"] * 3, shapes, body)
 
@@ -42,6 +43,9 @@ def gate_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
 def route(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """logits (M, E), bias (E,) -> ids (M, U), weights (M, U). Ids are those of experts whatever the logits are."""
     count, used, routing = int(shapes[0][1]), int(attrs["used"]), attrs["routing"]
+
+    if routing == "sparse_mixer":
+        return _sparse_mixer(shapes, count, used, float(attrs["tolerance"]))
 
     def body(buffers: list[Any], row: Any) -> None:
         logits, bias, ids, weights = buffers
@@ -58,6 +62,8 @@ def route(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Prim
             best = 2 if routing == "sigmoid" else 1
             _close_groups(choice, count, int(attrs["groups"]), int(attrs["groups_used"]), best)
         _choose(choice, scores, chosen, ids, row, count, used)
+        if routing == "sigmoid_of_chosen":
+            _map(chosen, used, sigmoid)
         if routing == "softmax_of_chosen":
             _softmax(chosen, used)
         elif attrs["renormalize"]:
@@ -156,3 +162,36 @@ def _close_groups(choice: Any, count: int, groups: int, groups_used: int, best: 
         T.buffer_store(worth, f32(LOWEST), [place])
     with T.serial(0, count) as e, T.If(is_open[T.floordiv(e, size)] == 0), T.Then():
         T.buffer_store(choice, f32(LOWEST), [e])
+
+
+def _sparse_mixer(shapes: list[Any], count: int, used: int, tolerance: float) -> tirx.PrimFunc:
+    """logits (M, E), bias (E,), which means nothing -> ids (M, U), weights (M, U)."""
+
+    def body(buffers: list[Any], row: Any) -> None:
+        logits, _, ids, weights = buffers
+        left, near, shares = _array(count), _array(count), _array(count)
+        taken, place = registers((count,), "int32"), registers((1,), "int32")
+        top = registers((1,), "float32")
+        with T.serial(0, count) as e:
+            T.buffer_store(left, logits[row, e], [e])
+            T.buffer_store(taken, i32(0), [e])
+        with T.serial(0, used) as u:
+            T.buffer_store(ids, u, [row, u])
+            T.buffer_store(weights, f32(0), [row, u])
+            T.buffer_store(place, _best(left, 0, count), [0])
+            T.buffer_store(top, left[place[0]], [0])
+            with T.serial(0, count) as e:
+                size = T.max(T.max(logits[row, e], f32(0) - logits[row, e]), top[0])
+                is_near = (top[0] - left[e]) / size <= f32(2 * tolerance)
+                T.buffer_store(near, T.Select(is_near, left[e], f32(LOWEST)), [e])
+            _softmax(near, count)
+            T.buffer_store(shares, near[place[0]], [place[0]])
+            T.buffer_store(taken, i32(1), [place[0]])
+            T.buffer_store(left, f32(LOWEST), [place[0]])
+        T.buffer_store(place, i32(0), [0])
+        with T.serial(0, count) as e, T.If(taken[e] == 1), T.Then():
+            T.buffer_store(ids, e, [row, place[0]])
+            T.buffer_store(weights, shares[e], [row, place[0]])
+            T.buffer_store(place, place[0] + 1, [0])
+
+    return kernel(["float32", "float32", "int32", "float32"], shapes, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -22,6 +23,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two test processes with as many native threads as cores each only wait for one another.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub
+
+
+def _keep_to_one_core(worker: str) -> None:
+    """A worker of pytest-xdist ("gw0") has a core of its own, and so one thread of every native library."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    _keep_to_one_core(os.environ["PYTEST_XDIST_WORKER"])
 
 
 def _module_from(path: Path) -> ModuleType:
@@ -59,6 +70,18 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_onnx() -> Path:
+    """all-MiniLM-L6-v2 as an ONNX graph with int8 weights, downloaded once into the cache folder."""
+    return Path(_module_from(ROOT / "examples" / "fetch_onnx.py").fetch_minilm())
+
+
+@pytest.fixture(scope="session")
+def flan_t5() -> Path:
+    """The folder of flan-t5-small in int8 ONNX files, downloaded once into the cache folder."""
+    return Path(_module_from(ROOT / "examples" / "fetch_onnx.py").fetch_flan_t5())
+
+
+@pytest.fixture(scope="session")
 def gemma3_gguf() -> Path:
     """Gemma 3 270M's GGUF file where someone fetched it and so accepted its terms; else the test is skipped."""
     path: Path | None = _module_from(ROOT / "tests" / "bench" / "fetch_gemma3.py").cached()
@@ -72,16 +95,17 @@ def smollm2_artifact(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactor
     """A function `(quant="q8", kv="auto", target="cpu") -> artifact`; each is compiled once."""
     from llmc.compiler.driver import compile_model
 
-    folder = tmp_path_factory.mktemp("smollm2")
-    made: dict[tuple[str, str, str], Path] = {}
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smollm2"  # workers share one
+    folder.mkdir(exist_ok=True)
 
     def artifact(quant: str = "q8", kv: str = "auto", target: str = "cpu") -> Path:
-        key = (quant, kv, target)
-        if key not in made:
-            path = folder / f"{'-'.join(key).replace(':', '-')}.llmc"
-            compile_model(str(smollm2_gguf), str(path), quant=quant, kv=kv, target=target)
-            made[key] = path
-        return made[key]
+        path = folder / f"{quant}-{kv}-{target.replace(':', '-')}.llmc"
+        with open(f"{path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                compile_model(str(smollm2_gguf), str(path), quant=quant, kv=kv, target=target)
+        return path
 
     return artifact
 
@@ -135,6 +159,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def tiny_llama(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
     """`tiny_model` for a Llama."""
     return partial(tiny_model, "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_translator(script: Callable[[str], ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random model with an encoder that translates between en, fr and de; its artifact is tiny.llmc."""
+    from llmc.compiler.driver import compile_model
+
+    folder = tmp_path_factory.mktemp("translator")
+    _, config = script("tests/end_to_end/translator_cases.py").TRANSLATORS["M2M100, NLLB"]
+    save = script("tests/end_to_end/tiny_translator.py").save_translator
+    sizes = {"encoder_layers": 3, "decoder_layers": 2}
+    save(folder, "m2m_100", {**config, **sizes}, 0, ("__en__", "__fr__", "__de__"))
+    compile_model(folder, folder / "tiny.llmc", quant="q8", check=True)
+    return folder
 
 
 def _save_tiny(folder: Path, model_type: str, seed: int, shards: int, config: dict[str, Any]) -> None:

@@ -95,6 +95,15 @@ def test_it_runs_an_artifact_as_the_checkout_does(
     assert there["text"] == here["text"]
 
 
+def test_it_translates_as_the_checkout_does(clean: Path, tiny_translator: Path, tmp_path: Path) -> None:
+    drawn = ("--temperature", "1", "--seed", "5", "--max-tokens", "9")
+    arguments = ("translate", tiny_translator / "tiny.llmc", "a", "b c", "--from", "en", "--to", "de", *drawn, "--json")
+    there = json.loads(_call(clean.parent / "llmc", *arguments, cwd=tmp_path))
+    here = json.loads(_call(sys.executable, "-m", "llmc", *arguments, cwd=tmp_path))
+    assert len(there["translations"]) == 2
+    assert there == here
+
+
 @pytest.mark.model
 def test_it_maps_no_compiler_library(clean: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path) -> None:
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.driver.probe import Probe
-from llmc.runtime.engine import Feed, Output
-from llmc.runtime.model import load
+from llmc.runtime.engine import Engine, Feed, Output
+from llmc.runtime.model import Model, load
 from llmc.runtime.quality import score_rows
 
+F32 = NDArray[np.float32]
+ANSWER_TOKENS = 24  # to each source, at most
 LARGE_KL = 0.1  # nats: about where answers start to differ visibly
 LARGE_ANGLE = 0.01  # one less the cosine: about where the order of a search's results starts to differ
 
@@ -40,21 +43,53 @@ class Loss:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def measure(probe: Probe, artifact: Path, windows: list[list[int]]) -> Loss:
-    """Run the finished artifact and the original on the same windows."""
+def measure(probe: Probe, artifact: Path, windows: list[list[int]], lead: list[int]) -> Loss:
+    """Run the finished artifact and the original on the same windows.
+
+    `lead`: of a model with an encoder, what an answer begins with. The windows are then sources, and both models read
+    what the artifact answers to them.
+    """
     lost, same = [], []
     with load(artifact) as model:
-        for ids in windows:
-            sequence = model.engine.new_sequence()
-            got = model.engine.step([Feed(sequence, ids, "all")]).logits
-            model.engine.release(sequence)
-            divergence, agreement = compare(probe.run(ids)[0], got, probe.hidden)
+        pairs = _answers(probe, model, windows, lead) if lead else _texts(probe, model.engine, windows)
+        for expected, got in pairs:
+            divergence, agreement = compare(expected, got, probe.hidden)
             lost.append(divergence)
             same.append(agreement)
     every, agreed = np.concatenate(lost), float(np.concatenate(same).mean())
     if probe.hidden:
         return Loss(len(every), cosine=1 - float(every.mean()))
     return Loss(len(every), float(every.mean()), agreed)
+
+
+def _texts(probe: Probe, engine: Engine, windows: list[list[int]]) -> Iterator[tuple[F32, F32]]:
+    """Logits (n, V) of each text, the original's and the artifact's."""
+    for ids in windows:
+        sequence = engine.new_sequence()
+        got = engine.step([Feed(sequence, ids, "all")]).logits
+        engine.release(sequence)
+        yield probe.run(ids)[0], got
+
+
+def _answers(probe: Probe, model: Model, sources: list[list[int]], lead: list[int]) -> Iterator[tuple[F32, F32]]:
+    """The same of the artifact's greedy answers to sources, up to their ends: what would follow no one reads."""
+    engine, ends = model.engine, model.manifest["tokens"]["eos"]
+    reads = [engine.new_sequence() for _ in sources]
+    for read, source in zip(reads, sources, strict=True):
+        engine.encode([(read, source)])
+    answers = [engine.new_sequence(read) for read in reads]
+    ids = [list(lead) for _ in sources]
+    going = list(range(len(sources)))
+    while going:
+        likeliest = engine.step([(answers[n], ids[n][answers[n].length :]) for n in going]).argmax.tolist()
+        for number, token in zip(going, likeliest, strict=True):
+            ids[number].append(token)
+        going = [n for n in going if ids[n][-1] not in ends and len(ids[n]) <= min(ANSWER_TOKENS, engine.context)]
+    for number, source in enumerate(sources):
+        engine.release(answers[number])
+        said = ids[number][:-1]
+        got = engine.step([Feed(answers[number], said, "all")]).logits
+        yield probe.run(said, source)[0], got
 
 
 def compare(

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from llmc.compiler import artifact, pipeline
+from llmc.compiler.driver.compile_graph import is_graph, write_graph
 from llmc.compiler.driver.request import Request, check_request, read_spec
+from llmc.compiler.driver.write import write_library, write_weights
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 
 if TYPE_CHECKING:
     import llmc.targets.target as targets
     from llmc.compiler.driver.check import Loss
     from llmc.compiler.driver.plan import Plan
-    from llmc.compiler.driver.sources import ModelSources
     from llmc.compiler.evaluate import StoredWeight
 
 Progress = Callable[[str, int, int], None]
-PACKING_THREADS = 2  # packing is NumPy on large arrays, which runs without the interpreter lock
 
 
 @dataclass(frozen=True)
@@ -63,16 +59,10 @@ def compile_model(
         check, seed,
     )  # fmt: skip
     chosen = check_request(request)
-    from llmc.compiler.driver.plan import make_plan
-    from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
-
-    report("read", 0, 1)
-    model = open_model(source, None if request.spec is None else read_spec(request.spec))
-    try:
-        report("read", 1, 1)
-        manifest, loss = write_artifact(request, chosen, model, make_plan(request, model, report), report)
-    finally:
-        model.close()
+    if is_graph(request):
+        manifest, loss = write_graph(request, chosen, report), None
+    else:
+        manifest, loss = _model_artifact(request, chosen, report)
     report("write", 1, 1)
     written = sum(file.stat().st_size for file in request.output.rglob("*") if file.is_file())
     about = manifest["quantization"]
@@ -80,6 +70,20 @@ def compile_model(
         request.output, time.perf_counter() - started, written, about["bits_per_weight"], about["format"],
         about["formats"], loss,
     )  # fmt: skip
+
+
+def _model_artifact(request: Request, target: targets.Target, report: Progress) -> tuple[dict[str, Any], Loss | None]:
+    """Read the model, choose formats, write; the manifest, and what was measured."""
+    from llmc.compiler.driver.plan import make_plan
+    from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
+
+    report("read", 0, 1)
+    model = open_model(request.source, None if request.spec is None else read_spec(request.spec), report)
+    try:
+        report("read", 1, 1)
+        return write_artifact(request, target, model, make_plan(request, model, report), report)
+    finally:
+        model.close()
 
 
 def _path(value: str | Path | None) -> Path | None:
@@ -91,13 +95,14 @@ def write_artifact(
 ) -> tuple[dict[str, Any], Loss | None]:
     """Write the artifact of a planned compile; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
+    from llmc.targets.lower import lower
 
     floats = set(plan.recipe.values()) == {"f32"}
     kv_dtype = ("f32" if floats else "bf16") if request.kv == "auto" else request.kv
     stored, step = _graph(model.spec, plan.recipe, kv_dtype, request.activations == "f32", report)
     with artifact.new_artifact(request.output) as folder:
-        weights = _write_weights(folder, stored, plan.source, report)
-        variant = _write_library(folder, step, target, report)
+        weights = write_weights(folder, stored, plan.source, report)
+        variant = write_library(folder, lambda: lower(step, target), target, report)
         report("write", 0, 1)
         manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant)
         _write_texts(folder, model, manifest)
@@ -113,50 +118,13 @@ def _graph(
     spec: ModelSpec, recipe: dict[str, str], kv_dtype: str, exact: bool, report: Progress
 ) -> tuple[list[StoredWeight], Any]:
     """The stored weights, in the order the step takes them, and the module of the step alone."""
-    from llmc.compiler.evaluate import stored_weights
     from llmc.frontends.graph.build import build
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
 
     module = pipeline.run(stages(recipe.__getitem__, exact), build(spec, kv_dtype), report)
-    names = list(tensor_shapes(spec))
-    stored = list(stored_weights(module[lift_weights.TRANSFORM], names))
+    stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
     return stored, lift_weights.bundle_weights(module)
-
-
-def _write_weights(folder: Path, stored: list[StoredWeight], source: ModelSources, report: Progress) -> dict[str, Any]:
-    from threadpoolctl import threadpool_limits
-
-    def arrays() -> Iterator[NDArray[Any]]:
-        """In order, computed a few ahead: memory holds `PACKING_THREADS` + 1 weights at most."""
-        # A BLAS of many threads would make the small products of compensation wait for one another, ten times as long.
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(PACKING_THREADS) as pool:
-            ahead = [pool.submit(w.compute, source) for w in stored[:PACKING_THREADS]]
-            for number in range(len(stored)):
-                result = ahead.pop(0).result()
-                if number + PACKING_THREADS < len(stored):
-                    ahead.append(pool.submit(stored[number + PACKING_THREADS].compute, source))
-                yield result
-
-    path = folder / artifact.WEIGHTS
-    return artifact.write_weights(path, stored, arrays(), lambda done: report("weights", done, len(stored)))
-
-
-def _write_library(folder: Path, step: Any, target: targets.Target, report: Progress) -> dict[str, Any]:
-    """Machine code for one target, and TVM's runtime beside it; the manifest's entry of the variant."""
-    import tvm
-
-    from llmc.targets.build import compile_module
-    from llmc.targets.lower import lower
-
-    report("library", 0, 2)
-    lowered = lower(step, target)
-    report("library", 1, 2)
-    name = f"lib/{target.name}.so"
-    compile_module(lowered, target).export_library(str(folder / name), cc=target.linker)
-    shutil.copyfile(Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so", folder / "lib" / "libtvm_runtime.so")
-    report("library", 2, 2)
-    return {"file": name, "name": target.name, "arch": target.arch, "requires": list(target.requires)}
 
 
 def _write_texts(folder: Path, model: Any, manifest: dict[str, Any]) -> None:

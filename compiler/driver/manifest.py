@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from llmc.compiler.driver.recipe import VOCABULARY, Recipe, describe
 from llmc.compiler.evaluate import StoredWeight
 from llmc.compiler.kv_pages import PAGE, page_shape
-from llmc.compiler.spec import ModelSpec, to_dict, weight_count
+from llmc.compiler.spec import ModelSpec, cached_heads, pool_layers, to_dict, weight_count
 
 
 def describe_model(
@@ -20,18 +19,18 @@ def describe_model(
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
     spec: ModelSpec = model.spec
-    kv_heads, head_dim = spec.attention.kv_heads, spec.attention.head_dim
+    kv_heads, head_dim = cached_heads(spec)
     body = [name for name in recipe if name not in VOCABULARY]
     source_weights = weight_count(spec)
     return {
         "name": spec.name,
         "task": _task(spec),
-        "pooling": asdict(spec.pooling) if spec.pooling else None,
+        "pooling": {"kind": spec.pooling.kind, "normalize": spec.pooling.normalize} if spec.pooling else None,
         "spec": to_dict(spec),
         "vocab": spec.sizes.vocab,
-        "context": spec.sizes.context,
+        "context": (spec.pooling.tokens if spec.pooling else 0) or spec.sizes.context,
         "kv": {
-            "layers": spec.sizes.layers, "kv_heads": kv_heads, "head_dim": head_dim, "page_tokens": PAGE,
+            "layers": pool_layers(spec), "kv_heads": kv_heads, "head_dim": head_dim, "page_tokens": PAGE,
             "dtype": kv_dtype, "page_shape": list(page_shape(kv_dtype, kv_heads, head_dim)),
         },
         "quantization": {
@@ -46,8 +45,11 @@ def describe_model(
         "weights": weights,
         "tokens": {
             "bos": spec.tokens.bos, "eos": list(spec.tokens.eos), "add_bos": spec.tokens.add_bos,
-            "end": spec.tokens.end, "special": model.special_tokens,
+            "end": spec.tokens.end, "start": spec.tokens.start, "forced": list(spec.tokens.forced),
+            "suppressed": list(spec.tokens.suppressed), "special": model.special_tokens,
         },
+        "languages": dict(model.languages),
+        "prefixes": dict(model.prefixes),
         "chat_template": "chat_template.jinja" if model.chat_template else None,
         "tokenizer": "tokenizer.json",
         "generation": model.generation,
@@ -58,6 +60,8 @@ def describe_model(
 
 
 def _task(spec: ModelSpec) -> str:
+    if spec.encoder:
+        return "translate"
     if spec.pooling:
         return "embed"
     return "generate" if spec.attention.causal else "fill"

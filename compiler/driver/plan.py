@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.driver.recipe import Recipe, keep, read_recipe, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import weight_count
 from llmc.targets.target import Target, cpu_flags
 
@@ -25,12 +26,16 @@ CHECK_WINDOWS = 2  # of a calibration text
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is to be quantized. `probe` and `windows` are there when something is measured."""
+    """How a model is to be quantized. `probe` and `windows` are there when something is measured.
+
+    `lead`: of a model with an encoder, what its answers to the windows begin with.
+    """
 
     recipe: Recipe
     source: ModelSources
     probe: Probe | None
     windows: list[list[int]]
+    lead: list[int] = field(default_factory=list)
 
     def measure(self, artifact: Path, target: Target, report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
@@ -40,13 +45,15 @@ class Plan:
         from llmc.compiler.driver.check import measure
 
         report("check", 0, 1)
-        loss = measure(self.probe, artifact, self.windows)
+        loss = measure(self.probe, artifact, self.windows, self.lead)
         report("check", 1, 1)
         return loss
 
 
 def make_plan(request: Request, model: Any, report: Progress) -> Plan:
     """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
+    if model.spec.encoder is not None:
+        return _translator_plan(request, model, report)
     budget = request.budget(weight_count(model.spec))
     recipe = {} if budget else _given(request, model)
     if not request.measures:
@@ -65,6 +72,22 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
         choices = weigh_formats(probe, model, trial, grams, partial(report, "sensitivity"))
         recipe = choose_formats(probe, model, choices, budget)
     return Plan(recipe, ModelSources(model, grams), probe, windows)
+
+
+def _translator_plan(request: Request, model: Any, report: Progress) -> Plan:
+    """The plan of a model with an encoder: its formats are given, and what they cost is measured."""
+    asked = {"--calib": request.calib, "--bpw": request.bpw, "--size": request.size}
+    wrong = [name for name, value in asked.items() if value is not None]
+    if wrong:
+        raise LlmcError(f"{' and '.join(wrong)}: not for a model with an encoder; choose a format with --quant")
+    recipe, sources = _given(request, model), ModelSources(model)
+    if not request.measures:
+        return Plan(recipe, sources, None, [])
+    from llmc.compiler.driver.probe import Probe
+    from llmc.compiler.driver.texts import answer_lead, sample_sources
+
+    probe = Probe(model, partial(report, "original"))
+    return Plan(recipe, sources, probe, sample_sources(model), answer_lead(model))
 
 
 def _given(request: Request, model: Any) -> Recipe:

@@ -1,4 +1,7 @@
-"""The unquantized model, compiled for this machine to be measured: logits, inputs of matrices, replaced matrices."""
+"""The unquantized model, compiled for this machine to be measured: logits, inputs of matrices, replaced matrices.
+
+Of a model with an encoder only logits are measured.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,10 @@ from tvm import relax
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
 from llmc.compiler.driver.sources import ModelSources
-from llmc.compiler.evaluate import stored_weights
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.pipeline import Stage
-from llmc.compiler.spec import tensor_shapes
+from llmc.compiler.spec import cached_heads, pool_layers, tensor_shapes
 from llmc.frontends.graph.build import build
 from llmc.passes import lift_weights
 from llmc.passes.matrices import Matrix, matrices
@@ -33,19 +35,20 @@ F32 = NDArray[np.float32]
 class Probe:
     """A float32 model in memory: four bytes a weight.
 
-    `matrices` are its matrices, fused as the artifact's are when they share a format.
+    `matrices` are its matrices, fused as the artifact's are when they share a format; none of a model with an encoder.
     """
 
     def __init__(self, model: Any, progress: Callable[[int, int], None] | None = None) -> None:
         spec = model.spec
         target = targets.native()
         early, late = _split(stages(lambda name: "f32"))
-        module = record_inputs(pipeline.run(early, build(spec, "f32")))
-        self.matrices: list[Matrix] = matrices(module)
-        module = pipeline.run(late, module)
-        stored = list(stored_weights(module[lift_weights.TRANSFORM], list(tensor_shapes(spec))))
+        module = pipeline.run(early, build(spec, "f32"))
+        self.matrices: list[Matrix] = [] if spec.encoder else matrices(module)
+        module = pipeline.run(late, module if spec.encoder else record_inputs(module))
+        stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
         executable = compile_module(lower(lift_weights.bundle_weights(module), target), target)
-        self._step = relax.VirtualMachine(executable, tvm.cpu())["step"]
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        self._step, self._encode = machine["step"], machine["encode"] if spec.encoder else None
         self._place = {weight.sources: i for i, weight in enumerate(stored)}
         self._weights = []
         source = ModelSources(model)
@@ -53,21 +56,22 @@ class Probe:
             self._weights.append(tvm.runtime.tensor(weight.compute(source)))
             if progress:
                 progress(number + 1, len(stored))
-        heads, size = spec.attention.kv_heads, spec.attention.head_dim
+        heads, size = cached_heads(spec)
         self._page = (2, heads, size * PAGE)
-        self._layers = spec.sizes.layers
+        self._layers = pool_layers(spec)
         self.hidden: bool = spec.head.kind == "hidden"  # outputs are vectors, not logits
 
-    def run(self, ids: list[int]) -> tuple[F32, list[F32]]:
-        """Logits (n, V) of every place of a text, and the inputs (n, K) of every matrix that has one."""
-        count = len(ids)
-        pages = -(-count // PAGE)
-        places = np.arange(count, dtype=np.int32)
-        index = [
-            np.array(ids, np.int32), places, np.zeros(count, np.int32), places,
-            np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32), places,
-        ]  # fmt: skip
-        kv = [tvm.runtime.tensor(np.zeros((pages, *self._page), np.float32)) for _ in range(self._layers)]
+    def run(self, ids: list[int], source: list[int] | None = None) -> tuple[F32, list[F32]]:
+        """Logits (n, V) of every place of a text, and the inputs (n, K) of every matrix that has one.
+
+        `source`: in a model with an encoder, the ids that the text is an answer to.
+        """
+        index, pages = _index_arrays(ids, 0)
+        sources, more = _index_arrays(source or [], pages)
+        kv = [tvm.runtime.tensor(np.zeros((pages + more, *self._page), np.float32)) for _ in range(self._layers)]
+        if self._encode is not None and source is not None:
+            self._encode(*map(tvm.runtime.tensor, sources), kv, self._weights)
+            index += [np.array([len(source)], np.int32), *sources[4:6]]
         logits, _, *inputs = self._step(*map(tvm.runtime.tensor, index), kv, self._weights)
         return logits.numpy(), [x.numpy() for x in inputs]
 
@@ -81,6 +85,16 @@ class Probe:
             yield
         finally:
             self._weights[place] = original
+
+
+def _index_arrays(ids: list[int], first_page: int) -> tuple[list[NDArray[np.int32]], int]:
+    """The seven index arrays of a text alone, in pages from `first_page` on, and how many pages it takes."""
+    count = len(ids)
+    pages = -(-count // PAGE)
+    places = np.arange(count, dtype=np.int32)
+    own = np.arange(first_page, first_page + pages, dtype=np.int32)
+    ends = np.array([0, pages], np.int32)
+    return [np.array(ids, np.int32), places, np.zeros(count, np.int32), places, ends, own, places], pages
 
 
 def _split(whole: list[Stage]) -> tuple[list[Stage], list[Stage]]:

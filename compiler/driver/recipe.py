@@ -18,13 +18,14 @@ ROUTER = "f32"  # of routers: few weights, and a rounded one sends tokens to oth
 RECIPE_LIMIT = 1 << 22  # characters of a recipe file
 
 # Below 5 bits the vocabulary's table, which every token passes twice when tied, costs most quality per bit saved.
-VOCABULARY = {"embedding", "positions", "head"}
+VOCABULARY = {"embedding", "positions", "head", "encoder.embedding", "encoder.positions"}
 _LEAST_VOCABULARY = {"f16": "q8", "row": "c6"}  # by how the format stores scales: ours go with ours
 
 
 def matrix_names(spec: ModelSpec) -> list[str]:
-    """Our names of the weights that have a format: those of two dimensions."""
-    return [name for name, shape in tensor_shapes(spec).items() if len(shape) == 2]
+    """Our names of the weights that have a format: those of two dimensions that something is multiplied with."""
+    shapes = tensor_shapes(spec).items()
+    return [name for name, shape in shapes if len(shape) == 2 and not name.endswith("relative_bias")]
 
 
 def uniform(spec: ModelSpec, quant: str) -> Recipe:

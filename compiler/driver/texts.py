@@ -1,4 +1,4 @@
-"""Texts to measure on, as windows of token ids."""
+"""Texts to measure on, as windows of token ids; of a model with an encoder, as the sources it answers to."""
 
 from __future__ import annotations
 
@@ -13,15 +13,34 @@ from llmc.compiler.text_file import read_text
 from llmc.runtime.tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 256  # of our own sample, for what is measured when no text is given
+SOURCE_TOKENS = 64  # of one line, at most
 CALIBRATION_WINDOW = 512  # tokens
 CALIBRATION_WINDOWS = 16
 
 
 def sample_window(model: Any) -> list[int]:
     """The first tokens of a short text of ours: prose, dialogue, code, numbers, other languages."""
-    return _ids(model, files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8"))[
-        : min(SAMPLE_TOKENS, model.spec.sizes.context)
-    ]
+    return _ids(model, _sample())[: min(SAMPLE_TOKENS, model.spec.sizes.context)]
+
+
+def sample_sources(model: Any) -> list[list[int]]:
+    """The lines of that text, each as the encoder wants a source in the first of its languages."""
+    tokens, size = model.spec.tokens, min(SOURCE_TOKENS, model.spec.sizes.context)
+    tokenizer = Tokenizer(model.tokenizer_json)
+    first = list(model.languages.values())[:1] or ([tokens.bos] if tokens.add_bos else [])
+    last = [] if tokens.end is None else [tokens.end]
+    texts = [tokenizer.encode(line.strip()) for line in _sample().splitlines() if line.strip()]
+    return [[*first, *ids[: size - len(first) - len(last)], *last] for ids in texts]
+
+
+def answer_lead(model: Any) -> list[int]:
+    """What an answer begins with: into what the model is made for, or into the first of its languages."""
+    tokens = model.spec.tokens
+    return [tokens.start, *(tokens.forced or list(model.languages.values())[:1])]
+
+
+def _sample() -> str:
+    return files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8")
 
 
 def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:

@@ -42,6 +42,9 @@ _OURS = tuple(
     )
 )
 
+# MXFP4's sixteen values, doubled and moved up by 12; the last eight are the first ones' negatives (OCP MX 5.3.3).
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]) + 12
+
 # What checkpoints hold already: never chosen for floats, kept bit by bit. GGUF's Q8_0 and Q4_1 are q8 and q4.
 # https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h; AWQ and GPTQ: whole-number zeros.
 _KEPT = (
@@ -54,6 +57,7 @@ _KEPT = (
     BlockFormat("q4_k", (4,), 32, "super", "minimum", None, columns=256),
     BlockFormat("q5_k", (4, 1), 32, "super", "minimum", None, columns=256),
     BlockFormat("q6_k", (6,), 16, "super", 32, None, columns=256),
+    BlockFormat("mxfp4", (4,), 32, "f16", 12, None, values=_E2M1.astype(np.uint8)),
     BlockFormat("int4_b32", (4,), 32, "f16", "zero", None),
     BlockFormat("int4_b64", (4,), 64, "f16", "zero", None),
 )

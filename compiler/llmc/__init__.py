@@ -4,7 +4,7 @@
 >>> llmc.__version__
 '0.1.0'
 
-`llmc.compile` needs the extra `llmc[compile]`; `llmc.load`, `llmc.inspect` and `llmc.verify`
+`llmc.compile` needs the extra `llmc[compile]`; `llmc.load`, `llmc.load_graph`, `llmc.inspect` and `llmc.verify`
 need nothing but the runtime. Each is imported when first used: `import llmc` takes milliseconds.
 """
 
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.compiler.driver import compile_model as compile
-    from llmc.runtime import inspect, load, verify
+    from llmc.runtime import inspect, load, load_graph, verify
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile", "inspect", "load", "verify"]
+__all__ = ["__version__", "compile", "inspect", "load", "load_graph", "verify"]
 
 # public name -> (module that holds it, its name there)
 _LAZY = {
     "compile": ("llmc.compiler.driver", "compile_model"),
     "load": ("llmc.runtime", "load"),
+    "load_graph": ("llmc.runtime", "load_graph"),
     "inspect": ("llmc.runtime", "inspect"),
     "verify": ("llmc.runtime", "verify"),
 }

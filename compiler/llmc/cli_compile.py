@@ -54,6 +54,7 @@ Examples:
   llmc compile ./llama-folder -o llama.llmc --quant c4 --kv bf16
   llmc compile ./llama-folder -o small.llmc --bpw 3.5 --calib text.txt
   llmc compile model.gguf -o anywhere.llmc --target cpu:portable
+  llmc compile model.onnx -o graph.llmc
 
 \b
 Formats, with bits per weight:
@@ -105,17 +106,25 @@ Formats, with bits per weight:
     show_default=True,
     help="cpu: this machine's instructions; cpu:portable: any machine of this architecture.",
 )
+@click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
 @json_option
-def compile_command(source: str, output: str, save_recipe: str | None, as_json: bool, **options: Any) -> None:
+def compile_command(
+    source: str, output: str, save_recipe: str | None, revision: str | None, as_json: bool, **options: Any
+) -> None:
     """Compile SRC into NAME.llmc.
 
-    SRC is a GGUF file (the first of a split one), a Hugging Face folder with safetensors or PyTorch weights, or a
-    llama2.c file.
+    SRC is a GGUF file (the first of a split one), a Hugging Face folder with safetensors or PyTorch weights, a
+    llama2.c file, or hf:org/name (hf:org/name:FILE.gguf), which is fetched first. A file that ends in .onnx or .pt2 is
+    a graph, compiled as it is and run on arrays; with --spec, an ONNX file is only where the weights are.
     """
     need_compiler("compile")
     from llmc.compiler.driver import compile_model
 
+    if revision is not None:
+        from llmc.frontends.hub import with_revision
+
+        source = with_revision(source, revision)
     if save_recipe is not None and not Path(save_recipe).resolve().parent.is_dir():
         raise click.ClickException(f"{save_recipe}: its folder does not exist")
     with progress_bars() as progress:

@@ -37,6 +37,48 @@ def inspect_command(artifact: str, as_json: bool) -> None:
 
 
 def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the table."""
+    return _graph_summary(manifest) if manifest["task"] == "graph" else _model_summary(manifest)
+
+
+def _graph_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    from llmc.runtime.graph_manifest import words_of
+
+    quantization = manifest["quantization"]
+    ports = [
+        (kind, f"{port['name']} {port['dtype']} [{', '.join(map(words_of, port['shape']))}]")
+        for kind in ("inputs", "outputs")
+        for port in manifest[kind]
+    ]
+    relations = {"equal": "is", "at least": "is at least"}
+    conditions = [
+        ("condition", f"{words_of(c['left'])} {relations[c['relation']]} {words_of(c['right'])}")
+        for c in manifest["conditions"]
+    ]
+    return [
+        ("name", str(manifest["name"])),
+        ("format", str(manifest["format"])),
+        ("made to", f"compute a graph of {manifest['source']}"),
+        *((kind.removesuffix("s"), text) for kind, text in ports),
+        *conditions,
+        ("operators", ", ".join(manifest["operators"])),
+        ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
+        *_made(manifest),
+    ]
+
+
+def _made(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    variants = [f"{v['name']} ({v['arch']})" for v in manifest["variants"]]
+    compiler = ", ".join(f"{name} {version}" for name, version in manifest["compiler"].items())
+    return [
+        ("variants", ", ".join(variants)),
+        ("runs here", _fit(manifest["machine"])),
+        ("compiled by", compiler),
+        ("size", words_for_bytes(manifest["bytes"])),
+    ]
+
+
+def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     quantization, kv = manifest["quantization"], manifest["kv"]
     counts = ", ".join(f"{n} {name}" for name, n in sorted(quantization["tensors"].items()))
     sizes = manifest["spec"]["sizes"]
@@ -48,6 +90,7 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("made to", _task(manifest)),
         ("blocks", _blocks(manifest["spec"])),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
+        *_translator(manifest),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
         *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
@@ -65,6 +108,22 @@ def _task(manifest: dict[str, Any]) -> str:
     if pooling is None:
         return str(manifest["task"])
     return f"{manifest['task']}, {pooling['kind']} of the tokens{', length 1' if pooling['normalize'] else ''}"
+
+
+def _translator(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what only a model with an encoder has."""
+    if manifest["task"] != "translate":
+        return []
+    encoder = manifest["spec"]["encoder"]
+    table = ", an embedding of its own" if encoder["own_embedding"] else ""
+    rows = {
+        "languages": ", ".join(sorted(manifest["languages"])),
+        "translates": ", ".join(sorted(manifest["prefixes"])),
+    }
+    return [
+        ("encoder", f"layers {encoder['layers']}, ffn {encoder['ffn']}{table}"),
+        *((name, text) for name, text in rows.items() if text),
+    ]
 
 
 def _token_bytes(kv: dict[str, Any]) -> str:

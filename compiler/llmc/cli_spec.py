@@ -20,15 +20,20 @@ Examples:
 @click.argument("model", metavar="MODEL")
 @click.option("-o", "--output", metavar="FILE", help="Write the spec to FILE, which must not be there yet.")
 @click.option("--check", "check", metavar="FILE", help="Say whether FILE fits the model's weights, and what differs.")
+@click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @json_option
-def spec(model: str, output: str | None, check: str | None, as_json: bool) -> None:
-    """Print the spec of MODEL, a GGUF file or a Hugging Face folder, as TOML.
+def spec(model: str, output: str | None, check: str | None, revision: str | None, as_json: bool) -> None:
+    """Print the spec of MODEL, a GGUF file, a Hugging Face folder or hf:org/name, as TOML.
 
     With --check, FILE must be a valid spec that accounts for every weight of the model; the
     places where it differs from the model's own spec are listed, which is no error. A model
     that has no spec of its own, because llmc does not know its family, is checked all the same.
     """
     need_compiler("spec")
+    if revision is not None:
+        from llmc.frontends.hub import with_revision
+
+        model = with_revision(model, revision)
     if check is None:
         _show(model, output, as_json)
     elif output is None:

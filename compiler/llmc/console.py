@@ -22,6 +22,7 @@ class Progress(Protocol):
 
 # stage name as reported -> what a user reads
 _STAGES = {
+    "fetch": "fetching the model",
     "read": "reading the model",
     "passes": "rewriting the graph",
     "weights": "packing weights",
@@ -30,6 +31,7 @@ _STAGES = {
     "verify files": "checking files",
     "verify weights": "checking weights",
     "score": "scoring windows",
+    "translate": "translating texts",
     "original": "loading the original",
     "calibrate": "reading the calibration text",
     "sensitivity": "trying each matrix",

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from llmc.compiler.formats import BLOCK, FORMATS, from_bf16, to_bf16
 from llmc.compiler.formats import quantize_rows as _quantize_rows
-from llmc.compiler.kv_pages import KINDS, PAGE
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -57,6 +56,13 @@ def qk_norm(
         return rms_norm(_centred(rows) if centred else rows, weight.reshape(-1, row), eps).reshape(part.shape)
 
     return np.concatenate([normed(q, q_weight), normed(k, k_weight), v], axis=1)
+
+
+def qk_bias(q_bias: F32, k_bias: F32, heads: int, kv_heads: int, head_dim: int) -> F32:
+    """(D,) or (H D,), (D,) or (G D,) -> ((H + 2G) D,)."""
+    counts = ((q_bias, heads), (k_bias, kv_heads))
+    tiled = [np.tile(bias, count * head_dim // len(bias)) for bias, count in counts]
+    return np.concatenate([*tiled, np.zeros(kv_heads * head_dim, np.float32)])
 
 
 def scale(x: F32, factor: float) -> F32:
@@ -112,59 +118,6 @@ def rope(x: F32, table: F32, rotated_heads: int, head_dim: int, layout: str) -> 
     return out.reshape(x.shape)
 
 
-def alibi_slopes(heads: int) -> F32:
-    """(H,): how fast scores of each head fall with the distance (https://arxiv.org/abs/2108.12409 and its code).
-
-    2^(-8 (h + 1) / H) for a power of two; for others those of the power below, then every second of twice that power.
-    """
-    power = 1 << (heads.bit_length() - 1)
-    if power == heads:
-        return np.array([2 ** (-8 * (h + 1) / heads) for h in range(heads)], np.float32)
-    return np.concatenate([alibi_slopes(power), alibi_slopes(2 * power)[::2][: heads - power]])
-
-
-def bias_slopes(bias: str, heads: int, scale: float) -> F32:
-    """(H,): what attention's `bias` takes off a head's scores for every token of distance."""
-    slopes = alibi_slopes(heads)
-    return {"none": np.zeros_like(slopes), "alibi": slopes, "scaled_alibi": slopes * np.float32(scale)}[bias]
-
-
-def attention(
-    qkv: F32, kv: NDArray[Any], seqs: I32, slots: I32, page_indptr: I32, page_ids: I32,
-    heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
-    soft_cap: float, bias: str, causal: int,
-) -> F32:  # fmt: skip
-    """qkv (M, (H + 2G) D), kv (pages, *page_shape; see kv_pages.py) written in place -> (M, H D).
-
-    Row i attends to slots 0..slots[i], where not `causal` to all that its sequence has after this step, of which a
-    window leaves those less than so many away. A window of 0 hides none, a soft_cap of 0 caps none.
-    """
-    rows = qkv.shape[0]
-    q, k, v = np.split(qkv.reshape(rows, -1, head_dim), [heads, heads + kv_heads], axis=1)
-    kind = KINDS[kv_dtype]
-    slopes = bias_slopes(bias, heads, scale).reshape(kv_heads, -1, 1)
-    for i in range(rows):
-        kind.store(kv, page_ids[page_indptr[seqs[i]] + slots[i] // PAGE], slots[i] % PAGE, k[i], v[i])
-    out = np.empty((rows, heads, head_dim), np.float32)
-    for i in range(rows):
-        slot = int(slots[i])
-        length = 1 + (slot if causal else int(slots[seqs == seqs[i]].max()))
-        start, length = (max(0, slot - window + 1), min(length, slot + window)) if window else (0, length)
-        first = page_indptr[seqs[i]]
-        keys, values = kind.load(kv[page_ids[first : first + -(-length // PAGE)]], head_dim)
-        all_keys = keys.transpose(1, 0, 3, 2).reshape(kv_heads, -1, head_dim)[:, start:length]
-        all_values = values.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, start:length]
-        grouped = q[i].reshape(kv_heads, heads // kv_heads, head_dim)
-        scores = np.einsum("ghd,gtd->ght", grouped, all_keys) * np.float32(scale)
-        if soft_cap:
-            scores = np.float32(soft_cap) * np.tanh(scores / np.float32(soft_cap))
-        scores -= slopes * np.abs(np.arange(start, length, dtype=np.float32) - np.float32(slot))
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out[i] = np.einsum("ght,gtd->ghd", weights, all_values).reshape(heads, head_dim)
-    return out.reshape(rows, heads * head_dim)
-
-
 def gelu(x: F32) -> F32:
     """x times the normal distribution function of x (https://arxiv.org/abs/1606.08415)."""
     erf: F32 = np.array([math.erf(value / math.sqrt(2)) for value in x.ravel().tolist()], np.float32).reshape(x.shape)
@@ -174,6 +127,12 @@ def gelu(x: F32) -> F32:
 def gelu_tanh(x: F32) -> F32:
     """gelu, approximately (https://arxiv.org/abs/1606.08415 section 2)."""
     return x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+
+
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + e^-x)."""
+    with np.errstate(over="ignore"):  # 1 / inf is 0, as it should be
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
 
 
 def _swish(x: F32, beta: float) -> F32:
@@ -189,6 +148,7 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "gelu_sigmoid": lambda x: _swish(x, 1.702),  # https://arxiv.org/abs/1606.08415 section 2
     "relu": lambda x: np.maximum(x, np.float32(0)),
     "relu_squared": lambda x: np.maximum(x, np.float32(0)) ** 2,
+    "sigmoid": sigmoid,
 }
 
 
@@ -201,6 +161,25 @@ def gated(gate_up: F32, activation: str) -> F32:
     """(M, 2F) -> (M, F)."""
     gate, up = np.split(gate_up, 2, axis=1)
     return (ACTIVATIONS[activation](gate) * up).astype(np.float32)
+
+
+def bounded_gated(gate_up: F32, activation: str, limit: float, plus: float) -> F32:
+    """(M, 2F) -> (M, F)."""
+    gate, up = np.split(gate_up, 2, axis=1)
+    gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+    return (ACTIVATIONS[activation](gate) * (up + np.float32(plus))).astype(np.float32)
+
+
+def softplus(x: F32) -> F32:
+    """(N,) -> (N,), log(1 + e^x)."""
+    return np.logaddexp(np.float32(0), x).astype(np.float32)
+
+
+def xielu(x: F32, above: F32, below: F32) -> F32:
+    """(M, F), (1,), (1,) -> (M, F)."""
+    half = x / 2
+    negative = (np.expm1(np.minimum(x, np.float32(-1e-6))) - x) * (below + np.float32(0.5))
+    return (np.where(x > 0, above * x * x, negative) + half).astype(np.float32)
 
 
 def take_rows(x: F32, rows: I32) -> F32:

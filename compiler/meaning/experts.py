@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import BLOCK, FORMATS, from_bf16
+from llmc.compiler.meaning import sigmoid
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -23,22 +24,21 @@ def _softmax(x: F32) -> F32:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def _sigmoid(x: F32) -> F32:
-    with np.errstate(over="ignore"):  # 1 / inf is 0, as it should be
-        return np.float32(1) / (np.float32(1) + np.exp(-x))
-
-
 SCORES: dict[str, Callable[[F32], F32]] = {
     "softmax": _softmax,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "softmax_of_chosen": lambda x: x,
+    "sigmoid_of_chosen": lambda x: x,
 }
 
 
 def route(
-    logits: F32, bias: F32, used: int, routing: str, renormalize: int, scale: float, groups: int, groups_used: int
-) -> tuple[I32, F32]:
+    logits: F32, bias: F32, used: int, routing: str, renormalize: int, scale: float, groups: int, groups_used: int,
+    tolerance: float,
+) -> tuple[I32, F32]:  # fmt: skip
     """(M, E), (E,) -> ids (M, U), ascending, and weights (M, U)."""
+    if routing == "sparse_mixer":
+        return _sparse_mixer(logits, used, tolerance)
     scores = SCORES[routing](logits)
     choice = scores + bias
     if groups > 1:
@@ -48,6 +48,8 @@ def route(
         choice = np.where((rank < groups_used)[..., None], members, np.float32(-np.inf)).reshape(choice.shape)
     ids = np.sort(np.argsort(-choice, -1, kind="stable")[:, :used], -1)
     weights = np.take_along_axis(scores, ids, -1)
+    if routing == "sigmoid_of_chosen":
+        weights = sigmoid(weights)
     if routing == "softmax_of_chosen":
         weights = _softmax(weights)
     elif renormalize:
@@ -55,9 +57,37 @@ def route(
     return ids.astype(np.int32), (weights * np.float32(scale)).astype(np.float32)
 
 
+def _sparse_mixer(logits: F32, used: int, tolerance: float) -> tuple[I32, F32]:
+    """Experts one after another: the best that is left, weighed among those left that are hardly worse."""
+    rows = np.arange(len(logits))
+    left = logits.copy()
+    ids, weights = [], []
+    for _ in range(used):
+        best = left.argmax(-1)
+        top = left[rows, best][:, None]
+        near = (top - left) / np.maximum(np.abs(logits), top) <= np.float32(2 * tolerance)
+        ids.append(best)
+        weights.append(_softmax(np.where(near, left, np.float32(-np.inf)))[rows, best])
+        left[rows, best] = -np.inf
+    chosen, shares = np.stack(ids, 1).astype(np.int32), np.stack(weights, 1)
+    order = np.argsort(chosen, -1)
+    return np.take_along_axis(chosen, order, -1), np.take_along_axis(shares, order, -1).astype(np.float32)
+
+
 def gate_rows(x: F32, gate: F32) -> F32:
-    """(M, C), (M, 1) -> (M, C)."""
-    return (x * _sigmoid(gate)).astype(np.float32)
+    """(M, C), (M, N) -> (M, C)."""
+    slices = x.reshape(*gate.shape, -1)
+    return (slices * sigmoid(gate)[..., None]).astype(np.float32).reshape(x.shape)
+
+
+def experts_bias(x: F32, ids: I32, bias: F32, experts: int) -> F32:
+    """(M, U F), (M, U), (E F,) -> (M, U F)."""
+    return x + bias.reshape(experts, -1)[ids].reshape(x.shape)
+
+
+def experts_out_bias(x: F32, ids: I32, weights: F32, bias: F32, experts: int) -> F32:
+    """(M, C), (M, U), (M, U), (E C,) -> (M, C)."""
+    return (x + np.einsum("mu,muc->mc", weights, bias.reshape(experts, -1)[ids])).astype(np.float32)
 
 
 def experts_in(x: F32, ids: I32, weight: F32, experts: int) -> F32:

@@ -87,6 +87,16 @@ ROWS = (
         "https://arxiv.org/abs/2302.05442 section 2, with the norm of https://arxiv.org/abs/1910.07467",
     ),
     Op(
+        "qk_bias",
+        ("q_bias", "k_bias"),
+        ("heads", "kv_heads", "head_dim"),
+        lambda s, a: [(((int(a["heads"]) + 2 * int(a["kv_heads"])) * int(a["head_dim"]),), "float32")],
+        meaning.qk_bias,
+        "biases of H heads and of G, each (D,) for all of them or one after another, then zeros for the last G -> "
+        "((H + 2G) D,); runs at compile time",
+        "torch.nn.LayerNorm's bias",
+    ),
+    Op(
         "scale",
         ("x",),
         ("factor",),
@@ -142,21 +152,6 @@ ROWS = (
         "https://arxiv.org/abs/2104.09864 Eq. 34; GPT-NeoX and GPT-J layouts",
     ),
     Op(
-        "attention",
-        ("qkv", "kv", "seqs", "slots", "page_indptr", "page_ids"),
-        ("heads", "kv_heads", "head_dim", "scale", "window", "kv_dtype", "soft_cap", "bias", "causal"),
-        lambda s, a: [((s[0][0], int(a["heads"]) * int(a["head_dim"])), "float32")],
-        meaning.attention,
-        "writes K and V of qkv (M, (H + 2G) D) into kv (pages, *page_shape; see compiler/kv_pages.py), in place, then "
-        "row i attends to slots 0..slots[i] of its sequence -> (M, H D), where causal is 0 to those of its sequence's "
-        "later rows of this step too; if `window` is not 0, to those less than so many away. "
-        'Scores are scale * q.k, c tanh(that / c) if soft_cap c is not 0, and with bias "alibi" (else "none") less the '
-        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too. '
-        "The one op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
-        "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150; soft_cap "
-        "arXiv 2408.00118; alibi https://arxiv.org/abs/2108.12409",
-    ),
-    Op(
         "activate",
         ("x",),
         ("activation",),
@@ -173,6 +168,34 @@ ROWS = (
         meaning.gated,
         "activation(first half) * second half of gate_up (M, 2F) -> (M, F); activations as for activate",
         "https://arxiv.org/abs/2002.05202 SwiGLU, GEGLU",
+    ),
+    Op(
+        "bounded_gated",
+        ("gate_up",),
+        ("activation", "limit", "plus"),
+        lambda s, a: [((s[0][0], s[0][1] // 2), "float32")],
+        meaning.bounded_gated,
+        "gated of a first half of at most `limit`, a second within -limit..limit, to which `plus` is then added",
+        "https://arxiv.org/abs/2508.10925 section 2.2",
+    ),
+    Op(
+        "softplus",
+        ("x",),
+        (),
+        _like_first,
+        meaning.softplus,
+        "log(1 + e^x) of x (N,) -> (N,); runs at compile time",
+        "torch.nn.Softplus",
+    ),
+    Op(
+        "xielu",
+        ("x", "above", "below"),
+        (),
+        _like_first,
+        meaning.xielu,
+        "x / 2 + above x^2 where x (M, F) is above 0, else x / 2 + (below + 1 / 2) (e^min(x, -1e-6) - 1 - x) -> "
+        "(M, F); above, below (1,)",
+        "https://arxiv.org/abs/2411.13010 section 4",
     ),
     Op(
         "take_rows",

@@ -39,12 +39,13 @@ _PLAIN = (
     Op(
         "route",
         ("logits", "bias"),
-        ("used", "routing", "renormalize", "scale", "groups", "groups_used"),
+        ("used", "routing", "renormalize", "scale", "groups", "groups_used", "tolerance"),
         lambda s, a: [((s[0][0], int(a["used"])), "int32"), ((s[0][0], int(a["used"])), "float32")],
         meaning.route,
         "logits (M, E), bias (E,) for choosing -> ids (M, U = used) of the best, ascending, of equals the lower "
         "ones, and weights (M, U); spec/blocks.py Experts says what the attributes mean",
-        f"{_MIXTRAL}; groups and bias https://arxiv.org/abs/2412.19437 section 2.1.2",
+        f"{_MIXTRAL}; groups and bias https://arxiv.org/abs/2412.19437 section 2.1.2; sparse_mixer "
+        "https://arxiv.org/abs/2409.12136",
     ),
     Op(
         "gate_rows",
@@ -52,8 +53,26 @@ _PLAIN = (
         (),
         lambda s, a: [(s[0], "float32")],
         meaning.gate_rows,
-        "x (M, C) * sigmoid(gate (M, 1)) -> (M, C)",
-        "https://qwenlm.github.io/blog/qwen-moe, the shared expert",
+        "x (M, C) * sigmoid(gate (M, N)), each of N equal slices of a row by its own -> (M, C)",
+        "https://qwenlm.github.io/blog/qwen-moe, the shared expert; of heads https://arxiv.org/abs/2505.06708",
+    ),
+    Op(
+        "experts_bias",
+        ("x", "ids", "bias"),
+        ("experts",),
+        lambda s, a: [(s[0], "float32")],
+        meaning.experts_bias,
+        "slice u of x[m] plus slice ids[m, u] of bias: x (M, U F), bias (E F,) -> (M, U F)",
+        "https://arxiv.org/abs/2508.10925",
+    ),
+    Op(
+        "experts_out_bias",
+        ("x", "ids", "weights", "bias"),
+        ("experts",),
+        lambda s, a: [(s[0], "float32")],
+        meaning.experts_out_bias,
+        "x[m] plus the sum over u of weights[m, u] times slice ids[m, u] of bias: x (M, C), bias (E C,) -> (M, C)",
+        "https://arxiv.org/abs/2508.10925",
     ),
     Op(
         "experts_in",

@@ -5,13 +5,12 @@ lies in its file, faults.py what does not hold together, fields.py strict readin
 """
 
 from llmc.compiler.spec.blocks import (
-    CHOICES,
-    LIMITS,
-    SWITCHES,
     Attention,
     Embedding,
+    Encoder,
     Experts,
     Head,
+    Latent,
     Mlp,
     Norm,
     Pooling,
@@ -23,6 +22,7 @@ from llmc.compiler.spec.blocks import (
     Wiring,
 )
 from llmc.compiler.spec.faults import EOS_LIMIT, NAME_LIMIT, range_fault
+from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
 from llmc.compiler.spec.model_spec import (
     BLOCKS,
     OPTIONAL_BLOCKS,
@@ -33,7 +33,7 @@ from llmc.compiler.spec.model_spec import (
     to_dict,
     to_toml,
 )
-from llmc.compiler.spec.tensors import expand, tensor_shapes, weight_count
+from llmc.compiler.spec.tensors import cached_heads, expand, pool_layers, tensor_shapes, weight_count
 
 __all__ = [
     "BLOCKS",
@@ -45,8 +45,10 @@ __all__ = [
     "SWITCHES",
     "Attention",
     "Embedding",
+    "Encoder",
     "Experts",
     "Head",
+    "Latent",
     "Mlp",
     "ModelSpec",
     "Norm",
@@ -57,10 +59,12 @@ __all__ = [
     "Tokens",
     "Window",
     "Wiring",
+    "cached_heads",
     "example",
     "expand",
     "from_dict",
     "from_toml",
+    "pool_layers",
     "range_fault",
     "tensor_shapes",
     "to_dict",

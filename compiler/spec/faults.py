@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.spec.blocks import CHOICES, LIMITS, SWITCHES, Experts
+from llmc.compiler.spec.blocks import Experts, Latent
 from llmc.compiler.spec.fields import clip, near
+from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
 from llmc.compiler.spec.sources import source_faults
 from llmc.compiler.spec.tensors import required_tensors
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME_LIMIT = 200  # characters in a model's name
 EOS_LIMIT = 64  # ids that end a text
+SPANS_LIMIT = 1 << 16  # original contexts in a text whose queries grow by their number
 TILE = 16  # rows of a matrix that lie together in memory, of one expert
 
 
@@ -80,7 +82,8 @@ def _relation_faults(spec: ModelSpec) -> list[str]:
         ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
         if layers and (not ascending or layers[0] < 0 or layers[-1] >= spec.sizes.layers):
             faults.append(f"{path} = {clip(layers)}, wanted indices from 0 to {spec.sizes.layers - 1}, ascending")
-    faults += [*_head_faults(spec), *_expert_faults(spec)]
+    faults += [*_head_faults(spec), *_heads_and_mlp_faults(spec), *_latent_faults(spec), *_expert_faults(spec)]
+    faults += [*_position_faults(spec), *_encoder_faults(spec)]
     if spec.norm.weight == "none" and spec.norm.bias:
         faults.append("norm.bias is true, but norm.weight is none")
     if spec.wiring.order != "sequential" and spec.norm.place != "pre":
@@ -97,8 +100,30 @@ def _head_faults(spec: ModelSpec) -> list[str]:
         faults.append("head.kind = hidden and a table [pooling] go together")
     if pooling and spec.attention.causal and pooling.kind != "last":
         faults.append(f"pooling.kind = {pooling.kind} needs attention.causal = false")
+    if pooling and pooling.tokens > spec.sizes.context:
+        faults.append(f"pooling.tokens = {pooling.tokens}, wanted at most sizes.context = {spec.sizes.context}")
     if head.kind == "hidden" and (not head.tied or head.transform or head.bias):
         faults.append("head.kind = hidden has no weights: wanted tied = true, transform and bias = false")
+    return faults
+
+
+def _heads_and_mlp_faults(spec: ModelSpec) -> list[str]:
+    attention, mlp = spec.attention, spec.mlp
+    faults = []
+    if attention.qk_norm == "none" and (attention.qk_norm_bias or attention.qk_norm_place != "before_rope"):
+        faults.append("attention.qk_norm = none has neither qk_norm_bias nor qk_norm_place")
+    if attention.sinks and spec.position.kind == "relative":
+        faults.append("attention.sinks is not for position.kind = relative")
+    if mlp.activation == "xielu" and (mlp.kind != "plain" or spec.head.transform or spec.encoder):
+        faults.append("mlp.activation = xielu is for mlp.kind = plain, without head.transform and without encoder")
+    if (mlp.limit or mlp.plus_one) and mlp.kind != "gated":
+        faults.append("mlp.limit and plus_one need mlp.kind = gated")
+    if mlp.plus_one and not mlp.limit:
+        faults.append("mlp.plus_one needs a limit")
+    if spec.experts.norm and (spec.norm.bias or spec.norm.weight == "none"):
+        faults.append("experts.norm needs norms with a weight and without bias")
+    if spec.norm.first_plain and spec.norm.place not in ("pre", "sandwich"):
+        faults.append(f"norm.first_plain needs norm.place = pre or sandwich, got {spec.norm.place}")
     return faults
 
 
@@ -125,11 +150,82 @@ def _expert_faults(spec: ModelSpec) -> list[str]:
         faults.append("experts need mlp.kind = gated and mlp.bias = false")
     if experts.shared_gate and not experts.shared_ffn:
         faults.append("experts.shared_gate is true, but experts.shared_ffn is 0")
+    if (experts.routing == "sparse_mixer") != (experts.tolerance > 0):
+        faults.append("experts.routing = sparse_mixer and a tolerance above 0 go together")
+    if experts.routing == "sparse_mixer" and (experts.groups > 1 or experts.bias or experts.scale != 1):
+        faults.append("experts.routing = sparse_mixer needs groups = 1, bias = false and scale = 1")
+    return faults
+
+
+def _latent_faults(spec: ModelSpec) -> list[str]:
+    """What attention.kind = mla needs and cannot have; nothing of latent may be given for other kinds."""
+    latent, attention = spec.latent, spec.attention
+    if attention.kind != "mla":
+        return [] if latent == Latent() else [f"attention.kind = {attention.kind}, but a table [latent] is given"]
+    faults = [
+        f"latent.{name} = {size}, wanted a multiple of {TILE}"
+        for name in ("kv_rank", "plain_dim", "value_dim")
+        if (size := getattr(latent, name)) == 0 or size % TILE
+    ]
+    if not latent.rope_dim or latent.rope_dim % 2:
+        faults.append(f"latent.rope_dim = {latent.rope_dim}, wanted an even number above 0")
+    if attention.head_dim != latent.plain_dim + latent.rope_dim:
+        faults.append(f"attention.head_dim = {attention.head_dim}, wanted latent.plain_dim + rope_dim")
+    if attention.kv_heads != attention.heads:
+        faults.append(f"attention.kv_heads = {attention.kv_heads}, wanted attention.heads, as mla has no groups")
+    off = {
+        "attention.qk_norm": attention.qk_norm != "none",
+        "attention.gate": attention.gate != "none",
+        "attention.clip": attention.clip,
+        "position.rotary_dim": spec.position.rotary_dim,
+    }
+    faults += [f"{path} is not for attention.kind = mla" for path, given in off.items() if given]
+    if spec.position.kind not in ("rope", "none", "learned"):
+        faults.append(f"position.kind = {spec.position.kind} is not for attention.kind = mla")
+    return faults
+
+
+def _position_faults(spec: ModelSpec) -> list[str]:
+    position, hidden = spec.position, spec.sizes.hidden
+    faults = []
+    if position.kind == "sinusoidal" and hidden % 2:
+        faults.append(f"sizes.hidden = {hidden}, wanted an even number for position.kind = sinusoidal")
+    if position.kind == "relative" and (position.buckets % 4 or position.distance <= position.buckets // 2):
+        faults.append(
+            f"position.buckets = {position.buckets}, distance = {position.distance}, wanted a multiple of 4 above 0, "
+            "and a distance of more than half as much"
+        )
+    if position.kind == "relative" and spec.attention.sinks:
+        faults.append("position.kind = relative needs attention.sinks = false")
+    return faults
+
+
+def _encoder_faults(spec: ModelSpec) -> list[str]:
+    """What an encoder that is built like the rest of the model cannot have."""
+    if spec.encoder is None:
+        return []
+    off = {
+        "experts.count": spec.experts.count,
+        "embedding.width": spec.embedding.width,
+        "embedding.bias": spec.embedding.bias,
+        "head.transform": spec.head.transform,
+        "norm.first_plain": spec.norm.first_plain,
+        "attention.soft_cap": spec.attention.soft_cap,
+        "attention.clip": spec.attention.clip,
+        "position.plain_layers": spec.position.plain_layers,
+        "window": spec.window is not None,
+    }
+    faults = [f"{path} is not for models with an encoder" for path, value in off.items() if value]
+    needed = {"attention.causal": True, "attention.kind": "gqa", "wiring.order": "sequential", "head.kind": "logits"}
+    for path, value in needed.items():
+        if _value(spec, path) != value:
+            faults.append(f"{path} = {_value(spec, path)}, wanted {value} in a model with an encoder")
     return faults
 
 
 def _rope_faults(spec: ModelSpec) -> list[str]:
-    rotated, size = spec.position.rotary_dim or spec.attention.head_dim, spec.attention.head_dim
+    size = spec.latent.rope_dim or spec.attention.head_dim
+    rotated = spec.position.rotary_dim or size
     faults = []
     if rotated % 2 or rotated > size:
         name = "position.rotary_dim" if spec.position.rotary_dim else "attention.head_dim"
@@ -139,6 +235,11 @@ def _rope_faults(spec: ModelSpec) -> list[str]:
         for name, factors in (("short", scaling.short), ("long", scaling.long)):
             if len(factors) != rotated // 2 or not all(0 < factor < math.inf for factor in factors):
                 faults.append(f"scaling.{name} = {clip(factors)}, wanted {rotated // 2} numbers above 0")
+    if scaling and scaling.queries and spec.sizes.context // scaling.original_context > SPANS_LIMIT:
+        faults.append(
+            f"sizes.context = {spec.sizes.context} is more than {SPANS_LIMIT} times scaling.original_context, "
+            "too many for scaling.queries"
+        )
     if scaling and scaling.kind != "longrope" and (scaling.short or scaling.long):
         faults.append(f"scaling.short and scaling.long are for longrope, not for {scaling.kind}")
     return faults
@@ -148,7 +249,10 @@ def _token_faults(spec: ModelSpec) -> list[str]:
     tokens, vocab = spec.tokens, spec.sizes.vocab
     ids = [("tokens.bos", tokens.bos)] if tokens.bos is not None else []
     ids += [("tokens.end", tokens.end)] if tokens.end is not None else []
+    ids += [("tokens.start", tokens.start)] if tokens.start is not None else []
     ids += [("tokens.eos", token) for token in tokens.eos]
+    ids += [("tokens.forced", token) for token in tokens.forced]
+    ids += [("tokens.suppressed", token) for token in tokens.suppressed]
     faults = [
         f"{where} = {clip(token)}, wanted an id from 0 to {vocab - 1}"
         for where, token in ids
@@ -156,6 +260,13 @@ def _token_faults(spec: ModelSpec) -> list[str]:
     ]
     if len(tokens.eos) > EOS_LIMIT or len(set(tokens.eos)) != len(tokens.eos):
         faults.append(f"tokens.eos has {len(tokens.eos)} ids, wanted at most {EOS_LIMIT}, each once")
+    for name, listed in (("forced", tokens.forced), ("suppressed", tokens.suppressed)):
+        if len(listed) > EOS_LIMIT:
+            faults.append(f"tokens.{name} has {len(listed)} ids, wanted at most {EOS_LIMIT}")
+        if listed and spec.encoder is None:
+            faults.append(f"tokens.{name} is for models with a table [encoder] only")
+    if (tokens.start is None) != (spec.encoder is None):
+        faults.append("tokens.start and a table [encoder] go together")
     if tokens.add_bos and tokens.bos is None:
         faults.append("tokens.add_bos is true but tokens.bos is not given")
     return faults

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import reprlib
 import typing
@@ -32,17 +33,17 @@ def near(name: str, known: Iterable[str]) -> str:
     return clip(name) + (f" (near: {close[0]})" if close else "")
 
 
-def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespace: dict[str, Any]) -> Any:
-    """A `cls` from a dict, or None after adding to `faults` what is wrong with it.
+_types_of = functools.cache(typing.get_type_hints)  # which takes most of the time of reading a spec
 
-    `namespace` is where the names in the annotations of `cls` are found.
-    """
+
+def read_dataclass(cls: type, plain: Any, where: str, faults: list[str]) -> Any:
+    """A `cls` from a dict, or None after adding to `faults` what is wrong with it."""
     if not isinstance(plain, dict):
         faults.append(f"{where or 'the whole'} is {clip(plain)}, wanted a table")
         return None
     before = len(faults)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    types = typing.get_type_hints(cls, namespace)
+    types = _types_of(cls)
     prefix = f"{where}." if where else ""
     values: dict[str, Any] = {}
     for key, value in plain.items():
@@ -52,7 +53,7 @@ def read_dataclass(cls: type, plain: Any, where: str, faults: list[str], namespa
         hint = types[key]
         table = table_of(hint)
         if table is not None and (value is not None or table is hint):
-            values[key] = read_dataclass(table, value, prefix + key, faults, namespace)
+            values[key] = read_dataclass(table, value, prefix + key, faults)
         elif table is not None:
             values[key] = None
         else:

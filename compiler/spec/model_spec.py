@@ -19,8 +19,10 @@ from llmc.compiler.errors import SpecError
 from llmc.compiler.spec.blocks import (
     Attention,
     Embedding,
+    Encoder,
     Experts,
     Head,
+    Latent,
     Mlp,
     Norm,
     Pooling,
@@ -62,6 +64,8 @@ class ModelSpec:
     wiring: Wiring = Wiring()
     pooling: Pooling | None = None
     experts: Experts = Experts()
+    latent: Latent = Latent()
+    encoder: Encoder | None = None  # none: the model goes on with the text it reads
 
     def __post_init__(self) -> None:
         faults = spec_faults(self)
@@ -90,7 +94,7 @@ def to_dict(spec: ModelSpec) -> dict[str, Any]:
 def from_dict(plain: Any) -> ModelSpec:
     """The spec of `to_dict`. Raises SpecError naming every unknown, missing or mistyped key."""
     faults: list[str] = []
-    spec = read_dataclass(ModelSpec, plain, "", faults, globals())
+    spec = read_dataclass(ModelSpec, plain, "", faults)
     if faults or not isinstance(spec, ModelSpec):
         raise SpecError("spec: " + "; ".join(faults))
     return spec

@@ -2,15 +2,18 @@
 
 NAME is the file's, with `{layer}` where ours has it. Matrices of experts (`layers.{layer}.experts.gate`, `up`, `down`)
 are one tensor of the file for each, NAME with `{expert}`, or one of all: (experts, out, in), or the same with experts
-one under another. The steps, each at most once and in this order:
+one under another. Norms of q and k may be one tensor for each head, NAME with `{head}`. The steps, each at most once
+and in this order:
 
 - `transposed`: the file's matrix is (in, out).
 - `skip 2`: without the first 2 rows.
 - `row 0 of 2`: ours is a vector, the first of the 2 rows of the file's matrix.
 - `flat`: ours is a vector, the rows of the file's matrix one after another.
-- `q k v` in the file's order, two or more of q, k, v, gate, up: its rows are those of these tensors of ours one after
-  another, and each of ours takes its own. `q k v by group`: they lie so for every KV head, one KV head after another;
-  `q k v by 4`: so in each of 4 equal pieces; `gate up by expert`: so for every expert.
+- `q k v` in the file's order, two or more of q, k, v, gate, up, or of q_plain, q_rope, kv_down, k_rope, k_up, v_up:
+  its rows are those of these tensors of ours one after another, and each of ours takes its own. `q k v by group`:
+  they lie so for every KV head, one KV head after another; `q k v by 4`: so in each of 4 equal pieces;
+  `gate up by expert`: so for every expert; `gate up by row`: a row of each, one row after another.
+- `turned by group`: of each KV head's rows, ours has the columns.
 - `normalized`: every row is divided by its length, or by 1e-12 where it is shorter than that.
 
 `skip` and parts are for biases too: there, `q` means `q_bias`.
@@ -25,14 +28,16 @@ from dataclasses import dataclass, replace
 from llmc.compiler.errors import SpecError
 from llmc.compiler.spec.fields import clip, near
 
-PARTS = ("q", "k", "v", "gate", "up")
-_HEADED = ("q", "k", "v")  # parts that have KV heads
+PARTS = ("q", "k", "v", "gate", "up", "q_plain", "q_rope", "kv_down", "k_rope", "k_up", "v_up")
+_HEADED = ("q", "k", "v", "q_plain", "q_rope", "k_up", "v_up")  # parts that have KV heads
 _STEPS = (
-    "transposed, skip N, row N of M, flat, normalized, or parts of a fused tensor like q k v, q k v by group, "
-    "gate up by expert"
+    "transposed, skip N, row N of M, flat, turned by group, normalized, or parts of a fused tensor like q k v, "
+    "q k v by group, gate up by expert"
 )
 
 EXPERT = "{expert}"
+HEAD = "{head}"
+ENCODER = "encoder."  # what our names of an encoder's tensors begin with
 _STACKED = "layers.{layer}.experts."  # what our names of matrices of experts begin with
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -43,7 +48,7 @@ _OWN = re.compile(rf"(?P<prefix>(?:.*\.)?)(?P<part>{'|'.join(PARTS)})(?P<suffix>
 class Split:
     """Parts that lie one after another, in each of `pieces` equal pieces.
 
-    None: as many as KV heads; 0: as many as experts.
+    None: as many as KV heads; 0: as many as experts; -1: as many as rows of each.
     """
 
     parts: tuple[str, ...]
@@ -60,6 +65,7 @@ class Source:
     row: tuple[int, int] | None = None  # (which, of how many)
     flat: bool = False
     split: Split | None = None
+    turned: bool = False
     normalized: bool = False
 
 
@@ -97,6 +103,8 @@ def parse(text: str) -> Source:
             source = replace(source, row=_row(words, text))
         elif words == ["flat"]:
             source = replace(source, flat=True)
+        elif words == ["turned", "by", "group"]:
+            source = replace(source, turned=True)
         elif words == ["normalized"]:
             source = replace(source, normalized=True)
         else:
@@ -104,15 +112,15 @@ def parse(text: str) -> Source:
         if source == before or _rank(before) >= _rank(source):
             raise SpecError(
                 f"{clip(text)}: wanted each step once, in this order: transposed, skip, one of row, flat and parts, "
-                "normalized"
+                "turned, normalized"
             )
     return source
 
 
 def _rank(source: Source) -> int:
     """The place of the last step in the order that steps must have; 0 for none."""
-    if source.normalized:
-        return 4
+    if source.normalized or source.turned:
+        return 4 + source.normalized
     return 3 if source.split or source.row or source.flat else 2 if source.skip else int(source.transposed)
 
 
@@ -148,8 +156,10 @@ def _split(words: list[str], text: str) -> Split:
         if set(parts) & set(_HEADED):
             raise SpecError(f"{clip(text)}: by expert is for gate and up, got {' '.join(parts)}")
         return Split(parts, 0)
+    if count == "row":
+        return Split(parts, -1)
     if not _NUMBER.fullmatch(count):
-        raise SpecError(f"{clip(text)}: wanted group, expert or a number after by, got {clip(count)}")
+        raise SpecError(f"{clip(text)}: wanted group, expert, row or a number after by, got {clip(count)}")
     return Split(parts, int(count))
 
 
@@ -170,6 +180,8 @@ def source_faults(tensors: Mapping[str, str]) -> list[str]:
             faults.append(f"tensors: {clip(ours)} = {clip(text)}, wanted {{layer}} once on both sides or on neither")
         if EXPERT in source.name and (not ours.startswith(_STACKED) or source.name.count(EXPERT) > 1):
             faults.append(f"tensors: {clip(ours)} = {clip(text)}, wanted {{expert}} once, and only for {_STACKED}*")
+        if HEAD in source.name and (not ours.endswith(("q_norm", "k_norm")) or source.name.count(HEAD) > 1):
+            faults.append(f"tensors: {clip(ours)} = {clip(text)}, wanted {{head}} once, and only for q_norm and k_norm")
         if source.split and own_part(ours) not in source.split.parts:
             faults.append(f"tensors: {clip(ours)} = {clip(text)}, which has no part for {clip(ours)}")
         readers.setdefault(source.name, []).append((ours, source))
@@ -192,7 +204,7 @@ def _can_share(readers: list[tuple[str, Source]]) -> bool:
         return True
     siblings = {(_fields(ours)["prefix"], _fields(ours)["suffix"]) for ours, _ in readers}
     parts = [own_part(ours) for ours, _ in readers]
-    views = {source for _, source in readers}
+    views = {replace(source, turned=False) for _, source in readers}
     return len(views) == len(siblings) == 1 and readers[0][1].split is not None and len(set(parts)) == len(parts)
 
 
@@ -222,15 +234,27 @@ def part_names(ours: str, source: Source) -> list[str]:
     return [fields["prefix"] + part + fields["suffix"] for part in source.split.parts]
 
 
-def expand_sources(tensors: Mapping[str, str], layers: int) -> dict[str, Source]:
+def expand_sources(tensors: Mapping[str, str], layers: int, encoder_layers: int = 0) -> dict[str, Source]:
     """Our expanded names ("layers.3.q") -> sources with the file's names of that layer."""
     sources = {}
     for ours, text in tensors.items():
         source = parse(text)
-        for layer in range(layers) if "{layer}" in ours else [0]:
+        count = encoder_layers if ours.startswith(ENCODER) else layers
+        for layer in range(count) if "{layer}" in ours else [0]:
             name = source.name.replace("{layer}", str(layer))
             sources[ours.replace("{layer}", str(layer))] = replace(source, name=name)
     return sources
+
+
+def before_turning(shape: tuple[int, ...], source: Source, kv_heads: int) -> tuple[int, ...]:
+    """The shape that what is read has before a step turns it: (G N, K) for (G K, N), the same where none does.
+
+    >>> before_turning((8, 3), parse("a | turned by group"), 2)
+    (6, 4)
+    """
+    if not source.turned or len(shape) != 2 or shape[0] % kv_heads:
+        return shape
+    return kv_heads * shape[1], shape[0] // kv_heads
 
 
 def layout(ours: str, source: Source, shapes: Mapping[str, tuple[int, ...]], kv_heads: int, experts: int = 0) -> Layout:
@@ -241,6 +265,8 @@ def layout(ours: str, source: Source, shapes: Mapping[str, tuple[int, ...]], kv_
     """
     if source.normalized and len(shapes[ours]) == 1:
         raise SpecError("only rows of a matrix can be normalized")
+    if source.turned and (len(shapes[ours]) != 2 or source.row or shapes[ours][0] % kv_heads):
+        raise SpecError("only the rows of a matrix of KV heads can be turned by group")
     if source.row:
         return _row_layout(source, source.row, shapes[ours])
     rows, *rest = shapes[ours]
@@ -250,7 +276,7 @@ def layout(ours: str, source: Source, shapes: Mapping[str, tuple[int, ...]], kv_
     run = stride = whole = rows
     if source.split:
         names = part_names(ours, source)
-        pieces = {None: kv_heads, 0: experts}.get(source.split.pieces, source.split.pieces) or 1
+        pieces = {None: kv_heads, 0: experts, -1: rows}.get(source.split.pieces, source.split.pieces) or 1
         counts = [shapes[name][0] for name in names]
         if uneven := [part for part, count in zip(source.split.parts, counts, strict=True) if count % pieces]:
             raise SpecError(f"the rows of {', '.join(uneven)} do not divide into {pieces} pieces")

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec.fields import clip
 
+MAX_FILE_NAME = 255  # bytes; no file system has longer ones
+
 
 @dataclass(frozen=True)
 class MappedFile:
@@ -85,14 +87,15 @@ def inside(folder: Path, name: str) -> Path:
     (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
     """
     plain = name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\:")
-    if not plain:
+    if not plain or len(name.encode()) > MAX_FILE_NAME:
         raise SourceError(f"{folder.name}: refers to file {clip(name)}, wanted a plain name in the folder")
     home = folder.resolve()
     try:
         real = (home / name).resolve()
     except (OSError, RuntimeError) as error:  # a link to itself
         raise SourceError(f"{name}: cannot be resolved: {error}") from None
-    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else None
-    if real.parent not in (home, cache):
+    # The folder of a snapshot, or one in it.
+    caches = [place.parent / "blobs" for place in (home.parent, home.parent.parent) if place.name == "snapshots"]
+    if real.parent not in (home, *caches):
         raise SourceError(f"{name}: a link that leaves the folder; copy the file into it")
     return real

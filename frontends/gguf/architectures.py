@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmc.frontends.gguf import latent
+from llmc.frontends.gguf.experts import Mixture
+
 
 @dataclass(frozen=True)
 class WindowRule:
@@ -24,7 +27,10 @@ class WindowRule:
 
 @dataclass(frozen=True)
 class Found:
-    """What it means that a file has this tensor, in layer 0 if in any: settings, and names beyond those so far."""
+    """What it means that a file has this tensor, in layer 0 if in any: settings, and names beyond those so far.
+
+    In the latter, "{rows}" stands for the tensor's number of rows.
+    """
 
     tensor: str
     settings: dict[str, Any]
@@ -37,7 +43,8 @@ class Architecture:
 
     `numbers`, `only`, `required`, `found`: beyond those that all have. `stored`: keys whose number is the "inverse" or
     the "double" of the spec's. `flags`: key -> settings for its values. `partial`: rope may turn a part of a head.
-    `plain_period`: the last layer of each such period has no rope.
+    `plain_period`: the last layer of each such period has no rope. `latent`: attention is that of gguf/latent.py.
+    `yarn`: a file may have it, its ramp's ends "rounded" to whole pairs, as llama.cpp does for all, or "exact".
 
     `scaled_embedding`: embeddings are multiplied by sqrt(hidden). `width_scaled`: numbers of layers of the models whose
     attention scale is 1 / sqrt(hidden / heads), not 1 / sqrt(head_dim).
@@ -47,7 +54,7 @@ class Architecture:
     tensors: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
-    flags: dict[str, dict[bool, dict[str, Any]]] = field(default_factory=dict)
+    flags: dict[str, dict[Any, dict[str, Any]]] = field(default_factory=dict)
     only: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     found: tuple[Found, ...] = ()
@@ -56,6 +63,9 @@ class Architecture:
     window: WindowRule | None = None
     partial: bool = False
     plain_period: int = 0
+    latent: bool = False
+    yarn: str = ""
+    experts: Mixture | None = None
 
 
 # Key after "<architecture>." -> field of the spec.
@@ -154,6 +164,7 @@ FACTOR_NUMBERS = {
     "rope.scaling.attn_factor": "scaling.magnitude",
 }
 
+_POST_ATTENTION = f"{_LAYER}.post_attention_norm.weight"
 _SWIGLU = {"mlp.activation": "silu"}
 _PAIRS, _HALVES = {"position.layout": "interleaved"}, {"position.layout": "half"}
 # llama_model_rope_type; where a model's own layout is halves, the converter permutes q and k (its method permute).
@@ -181,12 +192,29 @@ _SECOND_NORM = Found(
     }
     | _biases("attention_norm:attn_norm_2", "mlp_norm:attn_norm"),
 )
+# llama_pooling_type; 0 is none.
+_POOLINGS = {number: {"pooling.kind": kind} for number, kind in ((1, "mean"), (2, "first"), (3, "last"))}
+_TOKEN_TYPES = Found(
+    "token_types.weight", {"embedding.bias": True}, {"embedding_bias": "token_types.weight | row 0 of {rows}"}
+)
 _TWO_NORMS = Found(f"{_LAYER}.ffn_norm.weight", {"wiring.order": "sequential"}, {})
 
+_MULTIPLIERS = {
+    "embedding_scale": "embedding.scale",
+    "residual_scale": "wiring.residual_scale",
+    "logit_scale": "head.scale",
+}
+_HUNYUAN = _SWIGLU | _HALVES | {"attention.qk_norm": "head", "attention.qk_norm_place": "after_rope"}
+_RENORMALIZED = {"experts.renormalize": True}
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(_LLAMA),
-    "qwen2": Architecture(_SWIGLU | _HALVES),
-    "qwen3": Architecture(_SWIGLU | _HALVES | {"attention.qk_norm": "head"}, _QK_NORM),
+    "llama": Architecture(_LLAMA, yarn="rounded", experts=Mixture(_RENORMALIZED, wide=True, optional=True)),
+    "qwen2": Architecture(_SWIGLU | _HALVES, yarn="rounded"),
+    "qwen2moe": Architecture(_SWIGLU | _HALVES, experts=Mixture({"experts.shared_gate": True})),
+    "qwen3moe": Architecture(
+        _SWIGLU | _HALVES | {"attention.qk_norm": "head"}, _QK_NORM, experts=Mixture(_RENORMALIZED)
+    ),
+    "qwen3": Architecture(_SWIGLU | _HALVES | {"attention.qk_norm": "head"}, _QK_NORM, yarn="rounded"),
     # The converter adds the one that Gemma's norms' weights lack, and Nemotron's, so they are plain here.
     "gemma": Architecture(_GEMMA, scaled_embedding=True),
     "gemma2": Architecture(
@@ -223,6 +251,33 @@ ARCHITECTURES: dict[str, Architecture] = {
         found=(_NORM_BIASES,),
         partial=True,
     ),
+    # What reads its vectors (llama.cpp's llama-embedding, its server) divides them by their length.
+    "bert": Architecture(
+        _LAYER_NORM
+        | _LEARNED
+        | {
+            "norm.bias": True,
+            "norm.place": "sum",
+            "norm.embedding": True,
+            "norm.final": False,
+            "attention.causal": False,
+            "mlp.kind": "plain",
+            "mlp.activation": "gelu",
+            "head.kind": "hidden",
+            "pooling.normalize": True,
+        },
+        _POSITIONS
+        | _EMBEDDING_NORM
+        | {
+            "layers.{layer}.attention_post_norm": f"{_LAYER}.attn_output_norm.weight",
+            "layers.{layer}.mlp_post_norm": f"{_LAYER}.layer_output_norm.weight",
+        }
+        | _biases("attention_post_norm:attn_output_norm", "mlp_post_norm:layer_output_norm"),
+        flags={"pooling_type": _POOLINGS},
+        only={"attention.causal": (False,)},
+        required=("pooling_type",),
+        found=(_TOKEN_TYPES,),
+    ),
     "bloom": Architecture(_GPT | _ALIBI | {"norm.embedding": True}, _EMBEDDING_NORM, found=(_NORM_BIASES,)),
     "falcon": Architecture(
         _GPT | _HALVES | {"mlp.activation": "gelu", "wiring.order": "shared"},
@@ -239,6 +294,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo": Architecture(
         _LAYER_NORM | _LLAMA | {"norm.weight": "none"}, numbers={"attention.clamp_kqv": "attention.clip"}
     ),
+    "olmoe": Architecture(_SWIGLU | _HALVES | {"attention.qk_norm": "all"}, _QK_NORM, experts=Mixture(wide=True)),
     "olmo2": Architecture(
         _SWIGLU | _HALVES | {"norm.place": "output", "attention.qk_norm": "all"}, _QK_NORM | _POST_NORMS
     ),
@@ -256,20 +312,62 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": Architecture(
         _LLAMA,
-        numbers={
-            "embedding_scale": "embedding.scale",
-            "residual_scale": "wiring.residual_scale",
-            "logit_scale": "head.scale",
-        },
+        numbers=_MULTIPLIERS,
         stored={"logit_scale": "inverse"},
         required=("logit_scale",),
+    ),
+    # The same graph as Granite's.
+    "minicpm": Architecture(
+        _LLAMA, numbers=_MULTIPLIERS, stored={"logit_scale": "inverse"}, required=tuple(_MULTIPLIERS)
+    ),
+    "granitemoe": Architecture(
+        _LLAMA,
+        numbers=_MULTIPLIERS,
+        stored={"logit_scale": "inverse"},
+        required=("logit_scale",),
+        experts=Mixture(_RENORMALIZED, wide=True),
     ),
     "internlm2": Architecture(_LLAMA),
     "xverse": Architecture(_LLAMA),
     "ernie4_5": Architecture(_LLAMA),
+    "ernie4_5-moe": Architecture(_LLAMA, experts=Mixture(_RENORMALIZED)),
+    "deepseek": Architecture(_LLAMA, experts=Mixture()),
+    "gpt-oss": Architecture(
+        _HALVES | {"mlp.activation": "gelu_sigmoid", "mlp.limit": 7.0, "mlp.plus_one": True, "attention.sinks": True},
+        {"layers.{layer}.sinks": f"{_LAYER}.attn_sinks.weight", "layers.{layer}.mlp_norm": _POST_ATTENTION},
+        window=WindowRule(period=2),
+        yarn="exact",
+        experts=Mixture({"experts.routing": "softmax_of_chosen"}),
+    ),
+    "deepseek2": Architecture(
+        _LLAMA | {"attention.kind": "mla"},
+        latent.TENSORS,
+        found=(
+            Found(f"{_LAYER}.attn_q.weight", {}, latent.WHOLE_QUERY),
+            Found(f"{_LAYER}.attn_kv_b.weight", {}, latent.FUSED_UP),
+        ),
+        latent=True,
+        experts=Mixture(),
+    ),
+    "dots1": Architecture(
+        _SWIGLU | _HALVES | {"attention.qk_norm": "head"}, _QK_NORM, experts=Mixture({"experts.routing": "sigmoid"})
+    ),
+    "glm4moe": Architecture(
+        _SWIGLU | _HALVES,
+        {"layers.{layer}.mlp_norm": _POST_ATTENTION},
+        found=(Found(f"{_LAYER}.attn_q_norm.weight", {"attention.qk_norm": "head"}, _QK_NORM),),
+        partial=True,
+        experts=Mixture({"experts.routing": "sigmoid"}),
+    ),
+    "hunyuan-dense": Architecture(_HUNYUAN, _QK_NORM),
+    "hunyuan-moe": Architecture(_HUNYUAN, _QK_NORM, experts=Mixture(_RENORMALIZED)),
+    "exaone4": Architecture(
+        _SWIGLU | _HALVES | {"norm.place": "output", "attention.qk_norm": "head"}, _QK_NORM | _POST_NORMS
+    ),
+    "pangu-embedded": Architecture(_SWIGLU | _HALVES),
     "arcee": Architecture(_PAIRS | {"mlp.kind": "plain", "mlp.activation": "relu_squared"}),
     "orion": Architecture(_LAYER_NORM | _SWIGLU | _HALVES, found=(_NORM_BIASES,)),
-    "seed_oss": Architecture(_SWIGLU | _HALVES, {"layers.{layer}.mlp_norm": f"{_LAYER}.post_attention_norm.weight"}),
+    "seed_oss": Architecture(_SWIGLU | _HALVES, {"layers.{layer}.mlp_norm": _POST_ATTENTION}),
     "exaone": Architecture(_SWIGLU | _HALVES),
     "smollm3": Architecture(_LLAMA, plain_period=4),
     "glm4": Architecture(_LLAMA | {"norm.place": "sandwich"}, _POST_NORMS | _GATE_UP, partial=True),

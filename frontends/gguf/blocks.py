@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to
 
 U8 = NDArray[np.uint8]
@@ -152,6 +153,17 @@ def _q6_k(raw: U8) -> Blocks:
     return codes, {"scale": _half(raw[:, 208:]), "sub_scale": np.ascontiguousarray(raw[:, 192:208]).view(np.int8)}
 
 
+def _mxfp4(raw: U8) -> Blocks:
+    # The scale is 2 ** (first byte - 128) of values that are doubled, here and there.
+    codes = _spread(raw[:, 1:], 1, 4)
+    scale = np.ldexp(np.float32(1), raw[:, 0].astype(np.int32) - 128)
+    with np.errstate(over="ignore"):
+        kept = scale.astype(np.float16)
+    if ((kept != scale) & (codes & np.uint8(7)).any(1)).any():  # the scale of zeros does not matter
+        raise SourceError("MXFP4 blocks of a scale that float16 cannot hold; compile with --quant q4 or another format")
+    return codes, {"scale": np.where(kept == scale, kept, np.float16(0))}
+
+
 # GGUF type -> our format, how to take a block apart. IQ4_NL's codes name entries of the same table here and there.
 _KINDS: dict[str, tuple[str, Callable[[U8], Blocks]]] = {
     "Q8_0": ("q8", _q8_0),
@@ -160,6 +172,7 @@ _KINDS: dict[str, tuple[str, Callable[[U8], Blocks]]] = {
     "Q5_0": ("q5_0", _q5_0),
     "Q5_1": ("q5_1", _q5_1),
     "IQ4_NL": ("iq4_nl", _q4_0),
+    "MXFP4": ("mxfp4", _mxfp4),
     "Q2_K": ("q2_k", _q2_k),
     "Q3_K": ("q3_k", _q3_k),
     "Q4_K": ("q4_k", _q4_k),

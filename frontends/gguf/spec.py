@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
 from llmc.compiler.spec.fields import clip, near
 from llmc.frontends.assemble import assemble
+from llmc.frontends.gguf import experts, latent
 from llmc.frontends.gguf.architectures import (
     ARCHITECTURES,
     DEFAULT_THETA,
@@ -32,7 +33,8 @@ from llmc.frontends.gguf.architectures import (
     Architecture,
     WindowRule,
 )
-from llmc.frontends.gguf.tokenizer import adds_bos_by_default
+from llmc.frontends.gguf.tokenizer import adds_bos_by_default, ends_by_default
+from llmc.frontends.gguf.yarn import yarn_settings
 from llmc.frontends.model_name import clean_name
 
 _GENERAL_ONLY = {"general.type": ("model",)}
@@ -41,11 +43,11 @@ _IGNORED_SPACES = ("general.", "quantize.imatrix.", "tokenizer.")
 
 def derive_spec(
     metadata: dict[str, Any],
-    tensors: Collection[str],
+    tensors: Mapping[str, tuple[int, ...]],
     stem: str,
     factors: Mapping[str, tuple[float, ...]] | None = None,
 ) -> ModelSpec:
-    """The spec of a GGUF file from its metadata and the names of its tensors.
+    """The spec of a GGUF file from its metadata and the names and shapes of its tensors.
 
     `stem` is its name if the metadata has none, `factors` what the tensors FACTORS that it has hold. Raises SourceError
     naming every key that is unknown, missing, refused or out of bounds.
@@ -58,17 +60,33 @@ def derive_spec(
         rule = replace(rule, numbers=rule.numbers | FACTOR_NUMBERS)
     faults = _foreign_keys(metadata, kind)
     own = {key[len(kind) + 1 :]: v for key, v in metadata.items() if key.startswith(f"{kind}.")}
+    if rule.experts and rule.experts.optional and own.get(experts.COUNT, 0) == 0:
+        rule = replace(rule, experts=None)
+    told: dict[str, Any] = {}
+    growth = 1.0
+    if rule.latent:
+        own, told, growth = latent.latent_settings(own, kind, faults)
+    if rule.yarn:
+        own, told = yarn_settings(own, kind, rule.yarn == "rounded", faults)
     faults += _only_faults(own, kind, rule)
-    settings = _numbers(own, kind, metadata, rule, faults)
+    settings = _numbers(own, kind, metadata, rule, faults) | told
+    if growth != 1 and "attention.scale" in settings:
+        settings["attention.scale"] *= growth
+    layers = settings.get("sizes.layers")
+    if rule.experts and layers:
+        settings["sizes.layers"] = experts.own_layers(own, kind, layers, faults)
+        settings |= experts.expert_settings(own, kind, rule.experts, tensors, settings, faults)
     tokens = _tokens(metadata, settings.get("sizes.vocab"), faults)
+    if not rule.settings.get("attention.causal", True):
+        tokens = replace(tokens, end=ends_by_default(metadata))
     if faults:
         raise SourceError("; ".join(faults))
-    names = TENSORS | rule.tensors
+    names = TENSORS | rule.tensors | (experts.expert_names(tensors) if rule.experts else {})
     settings = rule.settings | {"head.tied": True} | _scaling(factors or {}, settings) | settings
     for found in (*FOUND, *rule.found):
-        if found.tensor.replace("{layer}", "0") in tensors:
+        if shape := tensors.get(found.tensor.replace("{layer}", "0")):
             settings |= found.settings
-            names = names | found.tensors
+            names = names | {ours: text.replace("{rows}", str(shape[0])) for ours, text in found.tensors.items()}
     title = metadata.get("general.name")
     name = clean_name(title if isinstance(title, str) else stem)
     return assemble(name, settings, tokens, names)
@@ -96,13 +114,17 @@ def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
 def _number_keys(rule: Architecture) -> dict[str, str]:
     """Key after "<architecture>." -> field of the spec."""
     eps = {EPS[rule.settings.get("norm.kind", "rms")]: "norm.eps"}
-    return {**NUMBERS, **eps, **rule.numbers, **(WINDOW_NUMBERS if rule.window else {})}
+    numbers = {**NUMBERS, **eps, **rule.numbers, **(WINDOW_NUMBERS if rule.window else {})}
+    if rule.experts:
+        numbers |= experts.NUMBERS | ({} if rule.experts.wide else {experts.WIDTH: "experts.ffn"})
+    return numbers
 
 
 def _only_faults(own: dict[str, Any], kind: str, rule: Architecture) -> list[str]:
     only = {**ONLY, **({} if rule.window else NO_WINDOW), **rule.only}
     only |= {key: tuple(values) for key, values in rule.flags.items()}
-    known = {*_number_keys(rule), *only, *IGNORED, ROTATED}
+    only = {key: values for key, values in only.items() if not rule.experts or key not in experts.KEYS}
+    known = {*_number_keys(rule), *only, *IGNORED, ROTATED, *(experts.KEYS if rule.experts else ())}
     if rule.window and rule.window.period:
         known.add(WINDOW_PERIOD)
     faults = []
@@ -127,9 +149,11 @@ def _numbers(
     required = [*REQUIRED, *(key for key, path in numbers.items() if path == "norm.eps"), *rule.required]
     if rule.window and rule.window.size is None:
         required.append(WINDOW_SIZE)
+    if rule.experts:
+        required += [key for key, path in numbers.items() if path in ("experts.count", "experts.used", "experts.ffn")]
     faults += [f"missing key {kind}.{key}" for key in required if key not in own]
     for key, values in rule.flags.items():
-        settings |= values.get(own[key], {}) if isinstance(own.get(key), bool) else {}
+        settings |= values.get(own[key], {}) if isinstance(own.get(key), int) else {}
     for key, path in numbers.items():
         if key not in own:
             continue
@@ -244,7 +268,7 @@ def _uniform(value: Any) -> Any:
 def _tokens(metadata: dict[str, Any], vocab: int | None, faults: list[str]) -> Tokens:
     """Ends of text: the end of text, of a turn, of a message (llama.cpp's special_eog_ids)."""
     ids = {}
-    for key in ("bos", "eos", "eot", "eom"):
+    for key in ("bos", "eos", "eot", "eom", "cls"):
         value = metadata.get(f"tokenizer.ggml.{key}_token_id")
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and 0 <= value < (vocab or 1 << 24)):
@@ -254,6 +278,8 @@ def _tokens(metadata: dict[str, Any], vocab: int | None, faults: list[str]) -> T
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", adds_bos_by_default(metadata))
     if not isinstance(add_bos, bool):
         faults.append(f"tokenizer.ggml.add_bos_token = {clip(add_bos)}, wanted a boolean")
+    if "bos" not in ids and "cls" in ids:  # what an encoder's text starts with
+        ids["bos"] = ids["cls"]
     if add_bos is True and "bos" not in ids:
         faults.append("tokenizer.ggml.add_bos_token is set, but bos_token_id is not given")
     ends = dict.fromkeys(ids[key] for key in ("eos", "eot", "eom") if key in ids)

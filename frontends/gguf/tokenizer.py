@@ -1,8 +1,9 @@
 """Tokenizer metadata of a GGUF file -> tokenizer.json.
 
-Two kinds (llama.cpp's src/llama-vocab.cpp is what they mean): `gpt2`, byte-level BPE with a list of
-merges, and `llama`, SentencePiece BPE, whose merges follow from the scores. The result adds nothing
-before or after a text: whether it starts with a bos is a fact of the spec.
+Five kinds (llama.cpp's src/llama-vocab.cpp is what they mean): `gpt2`, byte-level BPE with a list of merges; `llama`,
+SentencePiece BPE, whose merges follow from the scores; `gemma4`, the same with a list of merges; `t5`, SentencePiece
+unigram; `bert`, WordPiece. The result adds nothing before or after a text: what a text starts and ends with is a fact
+of the spec.
 """
 
 from __future__ import annotations
@@ -12,18 +13,29 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec.fields import clip, near
 from llmc.frontends.gguf.pretokenizers import PRE_TOKENIZERS
+from llmc.frontends.tokenizers.check import check_texts, library_says
+from llmc.frontends.tokenizers.pieces import (
+    CONTROL,
+    UNKNOWN,
+    Piece,
+    Rules,
+    Vocabulary,
+    add_special,
+)
+from llmc.frontends.tokenizers.pieces import (
+    make_tokenizer as of_pieces,
+)
+from llmc.frontends.tokenizers.wordpiece import Cleaning, make_wordpiece, of_gguf
 
 PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of token_type (gguf.md); 5 is unused
-_TYPES = range(1, 7)
+_TYPES = range(1, 7)  # as in pieces.py
 _MAX_TOKEN = 1 << 10  # characters
-_MAX_PIECE = 1 << 8  # characters of a SentencePiece token, each of whose cuts is looked at
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 # Keys this file or gguf_spec.py reads, and keys that name ids nothing here uses.
@@ -31,6 +43,7 @@ _KEYS = frozenset(
     (
         "model", "pre", "tokens", "token_type", "merges", "scores", "add_bos_token",
         "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
+        "precompiled_charsmap", "token_type_count",
         "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id",
         "padding_token_id", "seperator_token_id", "separator_token_id", "cls_token_id",
         "mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id",
@@ -39,16 +52,36 @@ _KEYS = frozenset(
     )
 )  # fmt: skip
 _OTHER_KEYS = frozenset(("tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.huggingface.json"))
+_SEPARATORS = ("seperator_token_id", "separator_token_id")  # gguf.md spells it both ways
 _NAMED_TEMPLATE = "tokenizer.chat_template."
-_MUST_BE_FALSE = ("add_eos_token", "add_sep_token", "remove_extra_whitespaces")
+_NOTHING_AFTER = ("add_eos_token", "add_sep_token", "remove_extra_whitespaces")
+# Kind -> keys that may only be false: the spec says what a decoder's text ends with, and it is nothing.
+_MUST_BE_FALSE: dict[str, tuple[str, ...]] = {
+    "gpt2": _NOTHING_AFTER,
+    "gemma4": _NOTHING_AFTER,
+    "llama": _NOTHING_AFTER,
+    "t5": (),
+    "bert": (),
+}
 
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     """Whether a text starts with bos when the file has no `add_bos_token`."""
     model, pre = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")
-    if model == "llama":
+    if model in ("llama", "gemma4", "bert"):
         return True
     return isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].add_bos
+
+
+def ends_by_default(metadata: Mapping[str, Any]) -> int | None:
+    """The id that a text ends with: where the kind or a key of the file says that it ends with one."""
+    model = metadata.get(f"{PREFIX}model")
+    for key, ids in (("add_sep_token", _SEPARATORS), ("add_eos_token", ("eos_token_id",))):
+        default = model == ("bert" if key == "add_sep_token" else "t5")
+        found = next((metadata[PREFIX + id_] for id_ in ids if PREFIX + id_ in metadata), None)
+        if metadata.get(PREFIX + key, default) is True and isinstance(found, int):
+            return found
+    return None
 
 
 def make_tokenizer(metadata: Mapping[str, Any]) -> bytes:
@@ -59,14 +92,8 @@ def make_tokenizer(metadata: Mapping[str, Any]) -> bytes:
         raise SourceError(f"{PREFIX}model is {clip(model)}, llmc knows: {', '.join(_MODELS)}")
     tokens = _tokens(metadata)
     types = _types(metadata, len(tokens))
-    try:
-        tokenizer = _MODELS[model](metadata, tokens, types)
-        _add_special(tokenizer, tokens, types)
-        text: str = tokenizer.to_str()
-    except (SourceError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are not of class Exception
-        raise SourceError(f"{PREFIX}*: no tokenizer can be made of it: {clip(str(error))}") from None
+    with library_says(f"{PREFIX}*: no tokenizer can be made of it"):
+        text: str = _MODELS[model](metadata, tokens, types).to_str()
     return text.encode()
 
 
@@ -91,7 +118,7 @@ def _check_keys(metadata: Mapping[str, Any]) -> None:
     ]
     if unknown:
         raise SourceError(f"unknown keys {', '.join(unknown)}")
-    for key in _MUST_BE_FALSE:
+    for key in _MUST_BE_FALSE.get(str(metadata.get(f"{PREFIX}model")), ()):
         value = metadata.get(PREFIX + key, False)
         if value is not False:
             raise SourceError(f"{PREFIX}{key} = {clip(value)}, llmc knows only false")
@@ -103,6 +130,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
         raise SourceError(f"{PREFIX}tokens is {clip(tokens)}, wanted a list of texts")
     # Like llama.cpp: an empty token cannot come from a text, it gets a name of its own.
     tokens = [token or f"[EMPTY_{id_}]" for id_, token in enumerate(tokens)]
+    check_texts(tokens)
     longest = max(map(len, tokens))
     if longest > _MAX_TOKEN:
         raise SourceError(f"{PREFIX}tokens: one of {longest} characters, wanted {_MAX_TOKEN} at most")
@@ -136,6 +164,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
+    add_special(tokenizer, Vocabulary([Piece(token, 0.0, kind) for token, kind in zip(tokens, types, strict=True)]))
     return tokenizer
 
 
@@ -155,67 +184,70 @@ def _merges(metadata: Mapping[str, Any], vocab: dict[str, int]) -> list[tuple[st
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    return _of_pieces("bpe", True, metadata, tokens, types)
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    return _of_pieces("unigram", False, metadata, tokens, types)
+
+
+def _of_pieces(
+    kind: str, byte_fallback: bool, metadata: Mapping[str, Any], tokens: list[str], types: list[int]
+) -> Tokenizer:
     scores = metadata.get(f"{PREFIX}scores")
     finite = isinstance(scores, list) and all(isinstance(score, float) and math.isfinite(score) for score in scores)
     if not isinstance(scores, list) or not finite or len(scores) != len(tokens):
         raise SourceError(f"{PREFIX}scores is {clip(scores)}, wanted {len(tokens)} finite numbers")
-    vocab = {token: id_ for id_, token in enumerate(tokens)}
-    absent = [f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in vocab]
-    if absent:
-        raise SourceError(f"{PREFIX}tokens lacks {len(absent)} byte tokens, first {absent[0]}")
-    prefix = metadata.get(f"{PREFIX}add_space_prefix", True)
-    if not isinstance(prefix, bool):
-        raise SourceError(f"{PREFIX}add_space_prefix = {clip(prefix)}, wanted a boolean")
-    unknown = next((tokens[id_] for id_, kind in enumerate(types) if kind == UNKNOWN), None)
-    model = BPE(
-        vocab,
-        _merges_of_scores(vocab, scores, types),
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=True,
+    flags = {}
+    for key, default in (("add_space_prefix", True), ("remove_extra_whitespaces", False)):
+        flags[key] = metadata.get(PREFIX + key, default)
+        if not isinstance(flags[key], bool):
+            raise SourceError(f"{PREFIX}{key} = {clip(flags[key])}, wanted a boolean")
+    charsmap = metadata.get(f"{PREFIX}precompiled_charsmap", [])
+    if not isinstance(charsmap, list) or not all(isinstance(n, int) and -128 <= n < 256 for n in charsmap):
+        raise SourceError(f"{PREFIX}precompiled_charsmap is {clip(charsmap)}, wanted bytes")
+    rules = Rules(
+        kind,
+        byte_fallback,
+        bytes(n & 255 for n in charsmap),
+        flags["add_space_prefix"],
+        flags["remove_extra_whitespaces"],
     )
-    tokenizer = Tokenizer(model)
-    # As transformers' converter of Llama's SentencePiece model (convert_slow_tokenizer.py).
-    spaces = normalizers.Replace(" ", _SPACE)
-    first = [normalizers.Prepend(_SPACE)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*first, spaces])
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if prefix else []))
+    pieces = [Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
+    try:
+        return of_pieces(Vocabulary(pieces), rules)
+    except SourceError as error:
+        raise SourceError(f"{PREFIX}tokens: {error}") from None
+
+
+def _merged_pieces(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    """SentencePiece's tokens with merges of their own. Runs of newlines stand apart from all else."""
+    if metadata.get(f"{PREFIX}add_space_prefix", False) is not False:
+        raise SourceError(f"{PREFIX}add_space_prefix is set, llmc knows false for this kind")
+    vocab = {token: id_ for id_, token in enumerate(tokens)}
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    tokenizer = Tokenizer(BPE(vocab, _merges(metadata, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    add_special(tokenizer, Vocabulary([Piece(token, 0.0, kind) for token, kind in zip(tokens, types, strict=True)]))
     return tokenizer
 
 
-def _merges_of_scores(vocab: dict[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, the best score of the third first.
-
-    Tokens that stand for no text are never the result: no text that spells one becomes it.
-    """
-    ranked = []
-    for token, id_ in vocab.items():
-        if types[id_] in (UNKNOWN, CONTROL, BYTE):
-            continue
-        for cut in range(1, len(token) if len(token) <= _MAX_PIECE else 0):
-            left, right = token[:cut], token[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[id_], id_, vocab[left], vocab[right], left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
-
-
-def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are special (left out of decoded text), user-defined ones are not."""
-    control, defined = [], []
-    for token, kind in zip(tokens, types, strict=True):
-        if kind in (UNKNOWN, CONTROL):
-            control.append(AddedToken(token, special=True, normalized=False))
-        elif kind == USER_DEFINED:
-            defined.append(AddedToken(token, special=False, normalized=False))
-    # In two calls: each one rebuilds the library's search tree, and some vocabularies have thousands.
-    tokenizer.add_special_tokens(control)
-    tokenizer.add_tokens(defined)
-    for id_, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and tokenizer.token_to_id(token) != id_:
-            raise SourceError(f"{PREFIX}tokens: {clip(token)} cannot be given its id {id_}")
+def _wordpiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    """llama.cpp lowers every text, and takes its accents off."""
+    id_ = metadata.get(f"{PREFIX}unknown_token_id")
+    if not isinstance(id_, int) or not 0 <= id_ < len(tokens):
+        raise SourceError(f"{PREFIX}unknown_token_id is {clip(id_)}, wanted an id of a token")
+    special = [t for t, kind in zip(tokens, types, strict=True) if kind in (UNKNOWN, CONTROL)]
+    return make_wordpiece(of_gguf(tokens, special), tokens[id_], special, Cleaning())
 
 
 _Maker = Callable[[Mapping[str, Any], list[str], list[int]], Tokenizer]
-_MODELS: dict[str, _Maker] = {"gpt2": _byte_level, "llama": _sentencepiece}
+_MODELS: dict[str, _Maker] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _merged_pieces,
+    "t5": _unigram,
+    "bert": _wordpiece,
+}

@@ -23,6 +23,7 @@ class Rope:
     theta: float
     factor: float
     scaling: Scaling | None
+    backwards: bool = False
 
     @property
     def magnitude(self) -> float:
@@ -33,10 +34,9 @@ class Rope:
         """(R/2,) radians a position of the R = `size` rotated numbers, for texts up to `context` tokens."""
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         turns = (np.float32(1) / np.float32(self.theta) ** exponents / np.float32(self.factor)).astype(np.float32)
-        if self.scaling is None:
-            return turns
-        scaled: F32 = _SCALE[self.scaling.kind](turns, self.scaling, self.theta, context).astype(np.float32)
-        return scaled
+        if self.scaling is not None:
+            turns = _SCALE[self.scaling.kind](turns, self.scaling, self.theta, context).astype(np.float32)
+        return -turns if self.backwards else turns
 
 
 def rope_of(spec: ModelSpec, layer: int) -> Rope | None:
@@ -45,8 +45,8 @@ def rope_of(spec: ModelSpec, layer: int) -> Rope | None:
         return None
     window = spec.window
     if window and layer in window.layers:
-        return Rope(window.theta, window.factor, spec.scaling if window.scaled else None)
-    return Rope(spec.position.theta, spec.position.factor, spec.scaling)
+        return Rope(window.theta, window.factor, spec.scaling if window.scaled else None, spec.position.backwards)
+    return Rope(spec.position.theta, spec.position.factor, spec.scaling, spec.position.backwards)
 
 
 def _llama3(frequencies: F32, scaling: Scaling, theta: float, context: int) -> Frequencies:
@@ -75,4 +75,12 @@ def _longrope(frequencies: F32, scaling: Scaling, theta: float, context: int) ->
     return frequencies / np.array(factors, np.float32)
 
 
-_SCALE = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+def _dynamic(frequencies: F32, scaling: Scaling, theta: float, context: int) -> Frequencies:
+    """Those of a base that is greater by what `factor` asks for at this length (transformers' dynamic NTK)."""
+    pairs = len(frequencies)
+    longer = max(context, scaling.original_context) / scaling.original_context
+    growth = scaling.factor * longer - (scaling.factor - 1)
+    return frequencies / growth ** (np.arange(pairs) / max(pairs - 1, 1))
+
+
+_SCALE = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "dynamic": _dynamic}

@@ -8,8 +8,8 @@ from typing import Any
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
-from llmc.compiler.spec.blocks import SWITCHES
 from llmc.compiler.spec.fields import clip, near
+from llmc.compiler.spec.limits import SWITCHES
 from llmc.frontends.assemble import assemble
 from llmc.frontends.hf.experts import expert_layers
 from llmc.frontends.hf.families import (
@@ -26,6 +26,7 @@ from llmc.frontends.hf.families import (
 from llmc.frontends.hf.keys import ACTIVATIONS, IRRELEVANT, MUST_BE_OFF
 from llmc.frontends.hf.positions import position_keys, positions
 from llmc.frontends.hf.quantization import KEY, packing_of
+from llmc.frontends.hf.translation import answer_tokens
 
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id")
 
@@ -88,7 +89,10 @@ def derive_spec(
     settings |= positions(table, family, settings, faults)
     settings |= expert_layers(table, family.experts, settings.get("sizes.layers"), faults)
     tokens = _tokens(config, generation, prompt_bos, settings.get("sizes.vocab"), faults)
-    tokens = tokens if settings.get("attention.causal", True) else replace(tokens, end=prompt_end)
+    encoder = "encoder.layers" in settings
+    if encoder or not settings.get("attention.causal", True):
+        tokens = replace(tokens, end=prompt_end)
+    tokens = answer_tokens(tokens, config, generation, settings.get("sizes.vocab"), faults) if encoder else tokens
     packing_of(config, faults)
     if faults:
         raise SourceError(f"config.json: {'; '.join(faults)}")
@@ -131,7 +135,7 @@ def _refused_values(config: Mapping[str, Any], family: Family) -> list[str]:
     faults = [f"{key} is set: {why}" for key, why in off.items() if config.get(key) not in (None, False, {}, [])]
     known_values = {key: (known[0], known) for key, known in family.values.items()}
     if family.activation:
-        known_values[family.activation.key] = (family.activation.absent, list(ACTIVATIONS))
+        known_values[family.activation.key] = (family.activation.absent, [*ACTIVATIONS, *family.activation.names])
     for key, (absent, known) in known_values.items():
         value = config.get(key, absent)
         if not is_one_of(value, known):
@@ -143,7 +147,12 @@ def _refused_values(config: Mapping[str, Any], family: Family) -> list[str]:
 def _cases(config: Mapping[str, Any], family: Family, faults: list[str]) -> tuple[Case, ...]:
     """The family's cases that hold."""
     values = {key: config.get(key, None if known[0] == "null" else known[0]) for key, known in family.values.items()}
-    cases = tuple(case for case in family.cases if case.holds(values) and not config.keys() & set(case.without))
+    nulls = {key for key, value in config.items() if value is None}
+    cases = tuple(
+        case
+        for case in family.cases
+        if case.holds(values) and not config.keys() & set(case.without) and nulls.issuperset(case.nulls)
+    )
     for case in cases:
         if case.refused:
             shown = ", ".join(f"{key} = {clip(values[key])}" for key in case.when)
@@ -216,7 +225,7 @@ def _store(numbers: dict[str, Any], key: str, rule: Number, result: Any, value: 
     if fault:
         faults.append(fault)
     else:
-        numbers[rule.sets] = result
+        numbers[rule.sets] = min(result, numbers.get(rule.sets, result)) if rule.lowers else result
 
 
 def _flags(config: Mapping[str, Any], family: Family, faults: list[str]) -> dict[str, bool]:
@@ -239,8 +248,10 @@ def _derive(settings: dict[str, Any], derived: Mapping[str, str], family: Family
         if value is None:
             continue
         if isinstance(LIMITS[path][0], int) and not isinstance(value, int):
-            above, below = (f"{family.key_of(name)} = {clip(settings[name])}" for name in names_in(formula))
-            faults.append(f"{above} is no multiple of {below}, and {path.split('.')[1]} is not given")
+            above, *below = (f"{family.key_of(name)} = {clip(settings[name])}" for name in names_in(formula))
+            field = path.split(".")[1]
+            whole = f"{above} is no multiple of {below[0]}" if below else f"{above} makes {field} no whole number"
+            faults.append(f"{whole}, and {field} is not given")
         elif fault := range_fault(path, value):
             faults.append(fault)
         else:

@@ -15,6 +15,7 @@ class ExpertLayers:
 
     `first_key`: the first so many have none, `first` when absent. `last_key`: the last that has them, -1 for no last.
     `step_key`: only every so many-th has them, `step` when absent. `plain_key`: a list of layers that have none.
+    `types_key`: a list of "dense" and "sparse", which stands above all of that.
     """
 
     first_key: str = ""
@@ -23,10 +24,12 @@ class ExpertLayers:
     step_key: str = ""
     step: int = 1
     plain_key: str = ""
+    types_key: str = ""
 
     def keys(self) -> tuple[str, ...]:
         """The keys that the family reads for this."""
-        return tuple(key for key in (self.first_key, self.last_key, self.step_key, self.plain_key) if key)
+        keys = (self.first_key, self.last_key, self.step_key, self.plain_key, self.types_key)
+        return tuple(key for key in keys if key)
 
 
 def expert_layers(
@@ -35,6 +38,12 @@ def expert_layers(
     """The setting "experts.layers" of a family with experts, {} for others. `layers`: how many, if that is known."""
     if rule is None or not layers:
         return {}
+    types = config.get(rule.types_key) if rule.types_key else None
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers or not all(t in ("dense", "sparse") for t in types):
+            faults.append(f"{rule.types_key} = {clip(types)}, wanted {layers} times dense or sparse")
+            return {}
+        return {"experts.layers": tuple(i for i, kind in enumerate(types) if kind == "sparse")}
     first = _whole(config, rule.first_key, rule.first, 0, faults)
     step = _whole(config, rule.step_key, rule.step, 1, faults)
     last = _whole(config, rule.last_key, -1, -1, faults)

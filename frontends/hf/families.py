@@ -21,12 +21,11 @@ from llmc.compiler.spec.fields import clip, near
 from llmc.compiler.spec.tensors import TABLE
 from llmc.compiler.text_file import parse_toml, read_text
 from llmc.frontends.hf.experts import ExpertLayers
+from llmc.frontends.hf.position_rules import PLAIN_RULES, WINDOW_RULES, Plain, Rope, Windows
 
 FOLDER = Path(__file__).parents[1] / "families"
 MAX_FILE = 1 << 16  # characters
 DERIVED = "derived"  # the value of `absent` and `null` that stands for the field's row in the table `derived`
-WINDOW_RULES = ("all", "after", "every", "plain", "none")
-PLAIN_RULES = ("full", "full beside windows", "listed")
 FIELDS = {
     f"{block}.{entry.name}" for block, kind in (BLOCKS | OPTIONAL_BLOCKS).items() for entry in dataclasses.fields(kind)
 }
@@ -37,7 +36,7 @@ class Number:
     """A key with a number: the field it `sets`, to `value`, a formula over the key's value (see `evaluate`).
 
     `absent`: what an absent key means, a number or "derived"; without it the key must be there. `null`: likewise for a
-    null. `off_if`: a field; a value equal to it means 0.
+    null. `off_if`: a field; a value equal to it means 0. `lowers`: the field, which another key sets, gets no more.
     """
 
     sets: str
@@ -45,6 +44,7 @@ class Number:
     absent: float | str | None = None
     null: float | str | None = None
     off_if: str = ""
+    lowers: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,92 +68,20 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Rope:
-    """What the keys about rope are, besides `rope_parameters` and `rope_scaling`; other families have none.
-
-    `theta`: its base when no key of `keys` says one. `partial`: the part of a head that is rotated when no key of
-    `partial_keys` and neither table says it; 0: the family always rotates whole heads. `window_theta`: layers with a
-    window have rope of their own, of this base unless a key of `window_keys` says one; 0: the same as the others.
-    `original_key`: the length the model was first trained for, outside of the tables, `original` when absent.
-    `kinds`: other names of kinds of scaling. `absent`: what `rope_parameters` is when absent.
-    """
-
-    theta: float = 10000.0
-    keys: tuple[str, ...] = ("rope_theta",)
-    partial: float = 0.0
-    partial_keys: tuple[str, ...] = ("partial_rotary_factor",)
-    window_theta: float = 0.0
-    window_keys: tuple[str, ...] = ()
-    original_key: str = ""
-    original: int = 0
-    kinds: dict[str, Any] = field(default_factory=dict)
-    absent: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Which layers have a sliding window of `size_key` tokens: those that `types_key` lists, or else by `rule`.
-
-    "all"; "after": those from `max_window_layers` on; "every": all but the last (or `full` "first") of each
-    `period_key` layers; "plain": those without rope; "none". `null_off`: a null size means no windows by "every" too.
-
-    `names`: what the list calls a full layer and one with a window. `runs_key`: in place of a list, pairs of a list and
-    how often it comes (GPT-Neo). The other fields are what absent keys mean; `size` 0 stands for null, and without
-    `types`, `switch` or `period_key` the family has no such key.
-    """
-
-    rule: str
-    size: int
-    size_key: str = "sliding_window"
-    switch: bool | None = None  # use_sliding_window
-    first: int = 0  # max_window_layers
-    period: int = 0
-    period_key: str = ""
-    full: str = "last"
-    null_off: bool = False
-    types: bool = False
-    types_key: str = "layer_types"
-    names: tuple[str, ...] = ("full_attention", "sliding_attention")
-    runs_key: str = ""
-
-    def keys(self) -> tuple[str, ...]:
-        """The keys that the family reads for this."""
-        there = {
-            self.size_key: True, "use_sliding_window": self.switch is not None, self.period_key: self.period_key != "",
-            "max_window_layers": self.rule == "after", self.types_key: self.types, self.runs_key: self.runs_key != "",
-        }  # fmt: skip
-        return tuple(key for key, wanted in there.items() if wanted)
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Which layers have no rope: by `rule`.
-
-    "full": those without a window; "full beside windows": the same, but none when the size of windows is null;
-    "listed": those that are 0 in `no_rope_layers`, or else every `no_rope_layer_interval`-th, `period` when absent.
-    """
-
-    rule: str
-    period: int = 0
-
-    def keys(self) -> tuple[str, ...]:
-        """The keys that the family reads for this."""
-        return ("no_rope_layers", "no_rope_layer_interval") if self.rule == "listed" else ()
-
-
-@dataclass(frozen=True)
 class Case:
     """When keys of the table `values` have these values (one, or any of a list): what is then on top, or refused.
 
-    And when the config has none of the keys `without`.
+    And when the config has none of the keys `without`, and null for all of `nulls`.
     """
 
     when: dict[str, Any]
     without: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
     layer_modules: dict[str, Any] = field(default_factory=dict)
+    encoder_layer_modules: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -176,11 +104,18 @@ class Family:
     `settings`: fields that no key says; `derived`: field -> formula, where nothing else sets it.
 
     `modules` and `layer_modules` (behind `layers`): our names -> the family's modules, with the steps of
-    spec_sources.py; of the module's "weight" and "bias" what the model has. One of ours that ends in "_bias" stands for
-    a whole name. `ignored`: tensors that mean nothing;
+    spec/sources.py; of the module's "weight" and "bias" what the model has. One of ours that ends in "_bias", and one
+    behind "= ", stands for a whole name. `ignored`: tensors that mean nothing;
     `beyond`: so many layers after the last one mean nothing either, for they predict what follows the next token.
     `stem`: what the names in files of a base model, saved without its head, lack. `older`: ends of names -> what they
     are in older files.
+
+    Of models with an encoder: `encoder_layers`: what `layers` is for its layers, whose modules are `layer_modules` with
+    `encoder_layer_modules` on top. `copies`: tensors that repeat the embedding in some files. `own_head`: the head is
+    tied unless the files have one that is not the embedding. `languages`: patterns of the tokens that name a language,
+    each with a group for its name.
+
+    `sines`: tensors of some files that hold what position.kind "sinusoidal" computes.
     """
 
     title: str
@@ -198,7 +133,13 @@ class Family:
     derived: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
     layer_modules: dict[str, Any] = field(default_factory=dict)
+    encoder_layers: str = ""
+    encoder_layer_modules: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    sines: tuple[str, ...] = ()
+    own_head: bool = False
+    languages: tuple[str, ...] = ()
     beyond: int = 0
     older: dict[str, Any] = field(default_factory=dict)
     activation: Activation | None = None
@@ -213,16 +154,20 @@ class Family:
 
     def tensors(self, cases: tuple[Case, ...] = ()) -> dict[str, str]:
         """Our names -> sources, more than one model may have. `cases` are those that hold."""
-        outer, inner = dict(self.modules), dict(self.layer_modules)
+        outer, inner, encoder = dict(self.modules), dict(self.layer_modules), dict(self.encoder_layer_modules)
         for case in cases:
             outer |= case.modules
             inner |= case.layer_modules
+            encoder |= case.encoder_layer_modules
+        tables = [("", "", outer), ("layers.{layer}.", self.layers, inner)]
+        if self.encoder_layers:
+            tables.append(("encoder.layers.{layer}.", self.encoder_layers, inner | encoder))
         named: dict[str, str] = {}
-        for prefix, stem, table in (("", "", outer), ("layers.{layer}.", self.layers, inner)):
+        for prefix, stem, table in tables:
             for ours, text in table.items():
                 module, *steps = text.split(" | ")
-                if ours.endswith("_bias"):  # by a name of its own
-                    named[prefix + ours] = " | ".join([f"{stem}{module}", *steps])
+                if ours.endswith("_bias") or module.startswith("= "):  # by a name of its own
+                    named[prefix + ours] = " | ".join([f"{stem}{module.removeprefix('= ')}", *steps])
                     continue
                 flat = [step for step in steps if step not in ("transposed", "normalized")]
                 named[prefix + ours] = " | ".join([f"{stem}{module}.weight", *steps])
@@ -242,7 +187,7 @@ def is_one_of(value: Any, known: Sequence[Any]) -> bool:
 
 
 def evaluate(formula: str, numbers: Mapping[str, Any]) -> Any:
-    """The value of a formula: names and numbers, each maybe a `root` of one, with *, / and - from left to right.
+    """The value of a formula: names and numbers, each maybe a `root` of one, with *, /, + and - from left to right.
 
     None when a name has no value. Whole numbers stay whole where they divide.
 
@@ -251,8 +196,8 @@ def evaluate(formula: str, numbers: Mapping[str, Any]) -> Any:
     """
     result: Any = 1
     sign = "*"
-    for word in re.split(r" ([*/-]) ", formula):
-        if word in ("*", "/", "-"):
+    for word in re.split(r" ([*/+-]) ", formula):
+        if word in ("*", "/", "+", "-"):
             sign = word
             continue
         name = word.removeprefix("root ")
@@ -263,8 +208,8 @@ def evaluate(formula: str, numbers: Mapping[str, Any]) -> Any:
         whole = isinstance(result, int) and isinstance(factor, int)
         if sign == "*":
             result = result * factor
-        elif sign == "-":
-            result = result - factor
+        elif sign in "+-":
+            result = result + factor if sign == "+" else result - factor
         else:
             result = result // factor if whole and result % factor == 0 else result / factor
     return result
@@ -272,7 +217,7 @@ def evaluate(formula: str, numbers: Mapping[str, Any]) -> Any:
 
 def names_in(formula: str) -> list[str]:
     """The names in a formula, in order."""
-    words = (word.removeprefix("root ") for word in re.split(r" [*/-] ", formula))
+    words = (word.removeprefix("root ") for word in re.split(r" [*/+-] ", formula))
     return [word for word in words if not word.isdigit()]
 
 
@@ -378,6 +323,7 @@ def _wrong_names(family: Family) -> list[str]:
     paths += [name for formula in formulas for name in names_in(formula) if name != "value"]
     ours = [name for table in tables for name in table.modules]
     ours += [f"layers.{{layer}}.{name}" for table in tables for name in table.layer_modules]
+    ours += [f"encoder.layers.{{layer}}.{name}" for table in tables for name in table.encoder_layer_modules]
     keys = [key for case in family.cases for key in case.when]
     faults = [f"unknown field {near(path, FIELDS)}" for path in dict.fromkeys(paths) if path not in FIELDS]
     faults += [f"unknown tensor {near(name, TABLE)}" for name in ours if name not in TABLE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from llmc.frontends.files.mapped_file import inside, read_bounded
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.files.torch_file import read_torch
+from llmc.frontends.fp8_tensors import fold_fp8
 from llmc.frontends.hf.config import derive_spec, family_of, named_as_saved
 from llmc.frontends.hf.families import Family, known_families
 from llmc.frontends.hf.pooling import pooled
@@ -27,16 +29,19 @@ from llmc.frontends.hf.text import (
     generation_defaults,
     special_tokens,
 )
+from llmc.frontends.hf.translation import computed_places, languages, prefixes
 from llmc.frontends.int4_tensors import Int4Tensor, fold, zero_biases
-from llmc.frontends.model_name import clean_name
+from llmc.frontends.model_name import folder_name
+from llmc.frontends.mxfp4_tensors import fold_mxfp4
+from llmc.frontends.onnx_tensors import CodedTensor, onnx_files, read_onnx_tensors
 from llmc.frontends.source import Source
 from llmc.frontends.tensor import Tensor
+from llmc.frontends.tensor_view import TensorView
 from llmc.frontends.tokenizers.check import check_end, check_ids, check_tokenizer
+from llmc.frontends.tokenizers.folder import read_settings, read_tokenizer
 
 # Bytes of a file that is read whole, several times what the largest known model has.
 MAX_CONFIG = 1 << 20
-MAX_TOKENIZER_CONFIG = 16 << 20
-MAX_TOKENIZER = 128 << 20
 MAX_INDEX = 64 << 20
 MAX_SHARDS = 4096
 
@@ -48,30 +53,37 @@ INDEX = ".index.json"
 _COMPARE_ROWS = 256  # of a table that is compared piece by piece
 
 
-def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
-    """Everything in the folder that a compile needs. Raises SourceError naming what is wrong."""
+def read_folder(folder: Path, spec: ModelSpec | None, weights: Path | None = None) -> Source:
+    """Everything in the folder that a compile needs. Raises SourceError naming what is wrong.
+
+    `weights` is an ONNX file that has them, where the folder has none in another format, or more than one.
+    """
     if not (folder / "config.json").exists() and spec is None:
         raise SourceError(f"{folder}: no config.json; give a Hugging Face folder or a GGUF file")
-    tokenizer = check_tokenizer(_read_tokenizer(folder), "tokenizer.json")
-    text = _json(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG)
     generation = _json(folder, "generation_config.json", MAX_CONFIG)
     config = _json(folder, "config.json", MAX_CONFIG)
+    tokenizer_json, file = read_tokenizer(folder, config)
+    tokenizer = check_tokenizer(tokenizer_json, file)
+    text = read_settings(folder)
     family = family_of(config) if spec is None or config.get("model_type") in known_families() else None
     derived = spec is None
+    named = languages(family, tokenizer.json)
     if spec is None:
-        spec = derive_spec(config, generation, clean_name(folder.resolve().name), tokenizer.bos, tokenizer.end)
+        bos = None if tokenizer.bos in named.values() else tokenizer.bos  # a source's language is for the user to say
+        spec = derive_spec(config, generation, folder_name(folder), bos, tokenizer.end)
         spec = pooled(spec, folder)
-    check_end(tokenizer, spec, "tokenizer.json")
-    check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.json")
+    check_end(tokenizer, spec, file)
+    check_ids(tokenizer.vocab, spec.sizes.vocab, file)
     check_extra_tokens(text, tokenizer.vocab)
-    found = fold(_read_weights(folder), _packing(config), folder.name)
+    found = _folded(_read_weights(folder, weights, set(expand(spec).values())), _packing(config), folder.name)
     if derived and family:
-        spec = named_as_saved(spec, family, found)
+        spec = _with_own_head(named_as_saved(spec, family, found), family, found)
     skip = (
         _ignored(family, spec.sizes.layers)
         | _beyond(family, spec.sizes.layers, found)
         | _tied_copies(family, spec, found)
     )
+    skip |= computed_places(spec, family, found)
     skip |= zero_biases(found, set(expand(spec).values()))
     template_file = folder / "chat_template.jinja"
     template = _text(folder, template_file.name) if template_file.exists() else None
@@ -82,6 +94,8 @@ def read_folder(folder: Path, spec: ModelSpec | None) -> Source:
         chat_template=chat_template(text, template),
         generation=generation_defaults(generation),
         special_tokens=special_tokens(text, tokenizer.vocab),
+        languages=named,
+        prefixes=prefixes(config) if spec.encoder else {},
     )
 
 
@@ -93,13 +107,13 @@ def _packing(config: dict[str, Any]) -> Packing | None:
     return packing
 
 
-def _read_tokenizer(folder: Path) -> bytes:
-    if not (folder / "tokenizer.json").exists():
-        raise SourceError(
-            f"{folder.name}: no tokenizer.json; write it with "
-            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    return read_bounded(inside(folder, "tokenizer.json"), MAX_TOKENIZER)
+def _folded(found: dict[str, Tensor], packing: Packing | None, where: str) -> dict[str, Tensor]:
+    """The file's tensors, with one in place of those that together are a quantized matrix."""
+    if packing and packing.method == "MXFP4":
+        return fold_mxfp4(found, where)
+    if packing and packing.method == "FP8":
+        return fold_fp8(found, packing.group, where)
+    return fold(found, packing, where)
 
 
 def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
@@ -117,8 +131,13 @@ def _text(folder: Path, name: str) -> str:
         raise SourceError(f"{name}: not UTF-8 text") from None
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The file's names -> tensors, of one file or of all shards of the index."""
+def _read_weights(folder: Path, onnx: Path | None, wanted: set[str]) -> dict[str, Tensor]:
+    """The file's names -> tensors, of one file or of all shards of the index.
+
+    Those of ONNX files begin as most of `wanted` do.
+    """
+    if onnx is not None:
+        return read_onnx_tensors([inside(folder, onnx.name)], wanted)
     for whole, read in WEIGHTS:
         index = whole + INDEX
         single, sharded = (folder / whole).exists(), (folder / index).exists()
@@ -128,10 +147,12 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             return _read_shards(folder, index, read)
         if single:
             return read(inside(folder, whole))
-    known = " or ".join(whole for whole, _ in WEIGHTS)
+    if names := onnx_files(folder):
+        return read_onnx_tensors([inside(folder, name) for name in names], wanted)
+    known = ", ".join(whole for whole, _ in WEIGHTS)
     raise SourceError(
-        f"{folder.name}: no {known}, nor an index of its shards; convert other weights with transformers' "
-        "save_pretrained"
+        f"{folder.name}: no {known} or model.onnx, nor an index of its shards; convert other weights with "
+        "transformers' save_pretrained"
     )
 
 
@@ -174,12 +195,22 @@ def _beyond(family: Family | None, layers: int, found: dict[str, Tensor]) -> set
 
 
 def _tied_copies(family: Family | None, spec: ModelSpec, found: dict[str, Tensor]) -> set[str]:
-    """The head that some checkpoints save though it is tied: ignorable if it is the embedding."""
-    names = {family.head_name() if family else "lm_head.weight"} & set(found)
-    embedding = found.get(expand(spec)["embedding"])
-    if not spec.head.tied or embedding is None:
+    """The head that some checkpoints save though it is tied, and the like: ignorable if they are the embedding."""
+    names = {*family.copies, family.head_name()} if family else {"lm_head.weight"}
+    named = expand(spec)
+    embedding = found.get(named["embedding"])
+    if embedding is None:
         return set()
-    return {name for name in names if _same(embedding, found[name])}
+    return {name for name in names & set(found) - set(named.values()) if _same(embedding, found[name])}
+
+
+def _with_own_head(spec: ModelSpec, family: Family, found: dict[str, Tensor]) -> ModelSpec:
+    """The spec for a file with a head that is not the embedding, where the family's config does not say."""
+    name = family.head_name()
+    embedding, head = found.get(expand(spec)["embedding"]), found.get(name)
+    if not (family.own_head and spec.head.tied and embedding and head) or _same(embedding, head):
+        return spec
+    return replace(spec, head=replace(spec.head, tied=False), tensors=spec.tensors | {"head": name})
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -187,4 +218,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
         return False
     rows = a.shape[0] if len(a.shape) > 1 else 1
     pieces = [(at, min(at + _COMPARE_ROWS, rows)) for at in range(0, rows, _COMPARE_ROWS)]
+    if isinstance(a, (CodedTensor, TensorView)) or isinstance(b, (CodedTensor, TensorView)):
+        return all(np.array_equal(a.read_rows(*piece), b.read_rows(*piece)) for piece in pieces)
     return all(np.array_equal(a.raw_rows(*piece), b.raw_rows(*piece)) for piece in pieces)

@@ -49,10 +49,10 @@ _SOFTCAP = "llmc has no softcapping in this family"
 # Keys of any family that must be off unless it reads them, and why. `None`, `False`, `{}` and `[]` are off.
 MUST_BE_OFF = {
     "auto_map": "the model runs its own Python code, which llmc never does",
-    "add_cross_attention": "llmc has no cross-attention yet",
-    "is_encoder_decoder": "llmc has no encoder-decoder models yet",
-    "cross_attention_hidden_size": "llmc has no cross-attention yet",
-    "tie_encoder_decoder": "llmc has no encoder-decoder models yet",
+    "add_cross_attention": "llmc has no cross-attention in this family",
+    "is_encoder_decoder": "llmc has no encoder in this family",
+    "cross_attention_hidden_size": "llmc has encoders as wide as their decoders only",
+    "tie_encoder_decoder": "llmc reads encoders with weights of their own",
     "pruned_heads": "llmc reads models with all heads",
     "attention_chunk_size": "llmc has no chunked attention yet",
     "attention_k_eq_v": "llmc reads models whose values have weights of their own",

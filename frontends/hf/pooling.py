@@ -13,6 +13,7 @@ from llmc.frontends.files.mapped_file import inside, read_bounded
 from llmc.frontends.files.strict_json import read_json, read_list
 
 MODULES = "modules.json"
+LENGTH = "sentence_bert_config.json"
 MAX_FILE = 1 << 20
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -33,7 +34,23 @@ def pooled(spec: ModelSpec, folder: Path) -> ModelSpec:
     kinds = [str(module.get("type")).rsplit(".", 1)[-1] if isinstance(module, dict) else None for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise SourceError(f"{MODULES}: modules {clip(kinds)}, llmc knows {', '.join(_KINDS)}, in that order")
-    return replace(spec, pooling=Pooling(_mode(folder, str(modules[1].get("path"))), normalize="Normalize" in kinds))
+    mode, tokens = _mode(folder, str(modules[1].get("path"))), _tokens(folder, spec.sizes.context)
+    return replace(spec, pooling=Pooling(mode, normalize="Normalize" in kinds, tokens=tokens))
+
+
+def _tokens(folder: Path, context: int) -> int:
+    """The longest text, 0 where the folder does not say or the model reads no longer one."""
+    if not (folder / LENGTH).exists():
+        return 0
+    config: dict[str, Any] = read_json(read_bounded(inside(folder, LENGTH), MAX_FILE), LENGTH)
+    if config.get("do_lower_case"):
+        raise SourceError(f"{LENGTH}: do_lower_case is set: llmc leaves that to the tokenizer")
+    length = config.get("max_seq_length")
+    if length is None:
+        return 0
+    if type(length) is not int or length < 1:
+        raise SourceError(f"{LENGTH}: max_seq_length = {clip(length)}, wanted a whole number from 1, or null")
+    return length if length < context else 0
 
 
 def _mode(folder: Path, path: str) -> str:

@@ -7,18 +7,21 @@ from typing import Any
 
 from llmc.compiler.spec import LIMITS, range_fault
 from llmc.compiler.spec.fields import clip, near
-from llmc.frontends.hf.families import Family, Windows
-from llmc.frontends.hf.rope import TABLES, rope_settings
+from llmc.frontends.hf.families import Family
+from llmc.frontends.hf.position_rules import Windows
+from llmc.frontends.hf.rope import TABLES, rope_settings, with_alpha
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def position_keys(family: Family) -> tuple[str, ...]:
     """The keys of config.json that say something about rope, windows and layers without rope."""
-    rope, keys = family.rope, ()
+    rope = family.rope
+    keys: tuple[str, ...] = ()
     if rope:
         partial = rope.partial_keys if rope.partial else ()
-        keys = (*rope.keys, *TABLES, *partial, *rope.window_keys, *([rope.original_key] if rope.original_key else ()))
+        own = tuple(key for key in (rope.original_key, rope.list_key) if key)
+        keys = (*rope.keys, *TABLES, *partial, *rope.window_keys, *own)
     return (*keys, *(family.windows.keys() if family.windows else ()), *(family.plain.keys() if family.plain else ()))
 
 
@@ -46,7 +49,8 @@ def positions(
         beside = family.plain.rule == "full" or _size(config, family.windows, faults) is not None
         members = windows[1] if windows else ()
         plain = tuple(i for i in range(layers) if i not in members) if beside else ()
-    return found | ({"position.plain_layers": plain} if plain else {})
+    listed = _listed_bases(config, family, layers, windows[1] if windows else (), faults)
+    return found | ({"position.plain_layers": plain} if plain else {}) | listed
 
 
 def _ropes(
@@ -63,8 +67,11 @@ def _ropes(
     if rule.window_theta:
         tables, window_tables = _by_layer_type(tables, faults)
     full = rope_settings(tables, rule.keys, rule.theta, rule, config, context, faults)
+    full = with_alpha(tables, full, rule, settings.get("attention.head_dim"), faults)
     found: dict[str, Any] = {"position.theta": full.theta, "position.factor": full.factor}
     found |= {f"scaling.{name}": value for name, value in full.scaling.items()}
+    if full.growth != 1 and "attention.scale" in settings:
+        found["attention.scale"] = settings["attention.scale"] * full.growth
     if full.partial != 1 and "attention.head_dim" in settings:
         found["position.rotary_dim"] = int(settings["attention.head_dim"] * full.partial)
     if not rule.window_theta:
@@ -114,6 +121,7 @@ def _windows(
     members = _members(config, rule, size, plain, layers, faults)
     if not members:
         return None
+    size = size // rule.share + rule.more if type(size) is int else size
     if fault := range_fault("window.size", size, rule.size_key):
         faults.append(fault)
         return None
@@ -169,6 +177,31 @@ def _spread(runs: Any) -> list[Any] | None:
             return None
         spread += run[0] * run[1]
     return spread
+
+
+def _listed_bases(
+    config: Mapping[str, Any], family: Family, layers: int, members: tuple[int, ...], faults: list[str]
+) -> dict[str, Any]:
+    """What a list of every layer's base says, {} for none; `members` are the layers with a window."""
+    key = family.rope.list_key if family.rope else ""
+    bases = config.get(key) if key else None
+    if bases is None:
+        return {}
+    if not isinstance(bases, list) or len(bases) != layers or any(type(b) not in (int, float) for b in bases):
+        faults.append(f"{key} = {clip(bases)}, wanted {layers} numbers")
+        return {}
+    plain = tuple(i for i, base in enumerate(bases) if not base)
+    found: dict[str, Any] = {"position.plain_layers": plain} if plain else {}
+    for path, inside in (("position.theta", False), ("window.theta", True)):
+        used = {base for i, base in enumerate(bases) if base and (i in members) == inside}
+        if len(used) > 1:
+            faults.append(f"{key} = {clip(bases)}: llmc has one base for layers with a window and one for the others")
+        for base in used:
+            if fault := range_fault(path, base, key):
+                faults.append(fault)
+            else:
+                found[path] = float(base)
+    return found
 
 
 def _listed_plain(config: Mapping[str, Any], family: Family, layers: int, faults: list[str]) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """`quantization_config` of config.json: how a folder packs weights that are quantized already. Rows of data.
 
-llmc keeps 4-bit weights of two packings as they are: AWQ's "gemm" and GPTQ's. Keys and defaults:
-transformers/utils/quantization_config.py (AwqConfig, GPTQConfig), and what AutoAWQ, AutoGPTQ and GPTQModel write.
+llmc keeps 4-bit weights of three packings as they are: AWQ's "gemm", GPTQ's, and MXFP4; it reads 8-bit floats. Keys and
+defaults: transformers/utils/quantization_config.py (AwqConfig, GPTQConfig, Mxfp4Config, FineGrainedFP8Config), and what
+AutoAWQ, AutoGPTQ and GPTQModel write.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ KEY = "quantization_config"
 BITS = 4
 GROUP = 32  # a group's columns are a multiple of this
 MAX_GROUP = 1 << 20
+SQUARE = 128  # rows and columns that share a scale of 8-bit floats
 
 
 @dataclass(frozen=True)
 class Packing:
     """How each quantized linear layer of a folder is stored; int4_tensors.py reads it."""
 
-    method: str  # "AWQ" or "GPTQ"
+    method: str  # "AWQ", "GPTQ", "MXFP4" or "FP8"
     group: int  # columns that share a scale and a zero; -1: all of a row
     zero_shift: int = 0  # zero = stored zero + this: 1 in GPTQ's first format
     symmetric: bool = False  # every zero is 8
@@ -34,11 +36,15 @@ class Packing:
 
 @dataclass(frozen=True)
 class _Method:
-    """`only`: key -> its allowed values (texts in small letters), the first of which an absent key means."""
+    """`only`: key -> its allowed values (texts in small letters), the first of which an absent key means.
+
+    `wanted`: keys that must be there.
+    """
 
     only: dict[str, tuple[Any, ...]]
     off: dict[str, str]  # key -> why it must be off
     irrelevant: frozenset[str]
+    wanted: tuple[str, ...] = ("bits", "group_size")
 
 
 # What the quantizer did, or how some runtime shall run the result: the tensors are the same.
@@ -85,8 +91,22 @@ METHODS = {
         off={**_OFF, "is_marlin_format": "llmc does not read Marlin's packing; convert it to checkpoint_format gptq"},
         irrelevant=_IRRELEVANT | {"backend"},
     ),
+    "fp8": _Method(
+        only={
+            "activation_scheme": ("dynamic",),
+            "fmt": ("e4m3",),
+            "weight_block_size": ([SQUARE, SQUARE],),
+            "scale_fmt": ("float", "ue8m0", None),
+            "dequantize": (False, True),
+        },
+        off={},
+        irrelevant=frozenset(("modules_to_not_convert",)),
+        wanted=(),
+    ),
+    "mxfp4": _Method(only={}, off={}, irrelevant=frozenset(("dequantize", "modules_to_not_convert")), wanted=()),
 }
-_WANTED = ("bits", "group_size")
+
+_FIXED = {"mxfp4": Packing("MXFP4", 32), "fp8": Packing("FP8", SQUARE)}  # that have no numbers to say
 
 
 def packing_of(config: dict[str, Any], faults: list[str]) -> Packing | None:
@@ -105,7 +125,7 @@ def packing_of(config: dict[str, Any], faults: list[str]) -> Packing | None:
         )
         return None
     method, before = METHODS[name.lower()], len(faults)
-    faults += [f"{KEY}: missing key {key}" for key in _WANTED if key not in table]
+    faults += [f"{KEY}: missing key {key}" for key in method.wanted if key not in table]
     faults += _bad_keys(table, method)
     values = {key: _small(table.get(key, allowed[0])) for key, allowed in method.only.items()}
     for key, allowed in method.only.items():
@@ -120,6 +140,8 @@ def packing_of(config: dict[str, Any], faults: list[str]) -> Packing | None:
         faults.append(f"{KEY}.group_size = {clip(group)}, wanted a multiple of {GROUP}, or -1 for whole rows")
     if len(faults) > before:
         return None
+    if name.lower() in _FIXED:
+        return _FIXED[name.lower()]
     if name.lower() == "awq":
         return Packing("AWQ", int(table["group_size"]))
     first = formats != {"gptq_v2"}
@@ -130,7 +152,7 @@ def _bad_keys(table: dict[str, Any], method: _Method) -> list[str]:
     faults = [
         f"{KEY}.{key} is set: {why}" for key, why in method.off.items() if table.get(key) not in (None, False, {}, [])
     ]
-    meant = {"quant_method", *_WANTED, *method.only}
+    meant = {"quant_method", *method.wanted, *method.only}
     unknown = [near(key, meant) for key in table if key not in meant | set(method.off) | method.irrelevant]
     if unknown:
         faults.append(f"{KEY}: unknown keys {', '.join(unknown)}: llmc does not guess what they do to the weights")

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmc.compiler.spec import range_fault
 from llmc.compiler.spec.fields import clip, near
-from llmc.frontends.hf.families import Rope
+from llmc.frontends.hf.position_rules import Rope
 
 TABLES = ("rope_parameters", "rope_scaling")
 _PARTIAL = "partial_rotary_factor"
 _ORIGINAL = "original_max_position_embeddings"
+_BETA = "llama_4_scaling_beta"
 _ANY_KIND = ("rope_type", "type", "rope_theta", _PARTIAL)
 
-# Kind of scaling -> its keys besides those of any kind. "dynamic" changes nothing up to the model's own length, beyond
-# which llmc runs no model.
+# Kind of scaling -> its keys besides those of any kind.
 _KINDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -30,26 +30,31 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "yarn": (
         "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
     ),
-    "longrope": ("factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"),
+    "longrope": ("factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
 }  # fmt: skip
-_SPEC_KINDS = ("llama3", "yarn", "longrope")  # that the spec has a block for
+_SPEC_KINDS = ("llama3", "yarn", "longrope", "dynamic")  # that the spec has a block for
 
 # Key of a scaling table -> the field it sets, and what absence or null means; None: it must be there.
 _NUMBERS: dict[str, dict[str, tuple[str, float | None]]] = {
     "llama3": {"low_freq_factor": ("low", None), "high_freq_factor": ("high", None)},
-    "yarn": {"beta_slow": ("low", 1.0), "beta_fast": ("high", 32.0)},
+    "yarn": {"beta_slow": ("low", 1.0), "beta_fast": ("high", 32.0), _BETA: ("queries", 0.0)},
     "longrope": {},
+    "dynamic": {},
 }
 
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Rope of one kind of layers; `scaling` are fields of the spec's block, {} for none. `partial` of a head turns."""
+    """Rope of one kind of layers; `scaling` are fields of the spec's block, {} for none. `partial` of a head turns.
+
+    `growth`: what scores are multiplied with.
+    """
 
     theta: float
     factor: float
     partial: float
     scaling: dict[str, Any] = field(default_factory=dict)
+    growth: float = 1.0
 
 
 def rope_settings(
@@ -72,7 +77,7 @@ def rope_settings(
             partials[f"{label}.{_PARTIAL}"] = table[_PARTIAL]
         elif table.get(_PARTIAL, 1.0) != 1.0:
             faults.append(f"{label}.{_PARTIAL} = {clip(table[_PARTIAL])}, wanted 1")
-        if kind != "linear":
+        if kind != "linear" and not _has_alpha(table, rule):
             original = config.get(rule.original_key, rule.original) if rule.original_key else table.get(_ORIGINAL)
             scalings[label] = _scaling(label, kind, table, context if original is None else original, context, faults)
     bases |= {key: config[key] for key in thetas if config.get(key) is not None}
@@ -84,7 +89,24 @@ def rope_settings(
         agreed("position.factor", factors, 1.0, faults),
         _part(partials, rule.partial, faults),
         next(iter(scalings.values()), {}),
+        _growth(tables, next(iter(scalings.values()), {})) if rule.scores else 1.0,
     )
+
+
+def _has_alpha(table: Mapping[str, Any], rule: Rope) -> bool:
+    return rule.alpha and table.get("alpha") is not None
+
+
+def with_alpha(
+    tables: Mapping[str, Any], settings: RopeSettings, rule: Rope, size: int | None, faults: list[str]
+) -> RopeSettings:
+    """The settings with a base that is greater by alpha^(R / (R - 2)), where a table of `tables` has an alpha."""
+    there = {label: table for label, table in tables.items() if isinstance(table, dict)}
+    alphas = {f"{label}.alpha": table["alpha"] for label, table in there.items() if _has_alpha(table, rule)}
+    if not alphas or not size or size < 4:
+        return settings
+    alpha = agreed("scaling.factor", alphas, 1.0, faults)
+    return replace(settings, theta=settings.theta * alpha ** (size / (size - 2)))
 
 
 def _kind(label: str, table: Any, rule: Rope, faults: list[str]) -> str | None:
@@ -102,7 +124,9 @@ def _kind(label: str, table: Any, rule: Rope, faults: list[str]) -> str | None:
         )
         return None
     kind = str(named[0]) if named else "default"
-    meant = (*_ANY_KIND, *_KINDS[kind])
+    meant = (*_ANY_KIND, *_KINDS[kind], *(["alpha"] if rule.alpha and kind == "dynamic" else []))
+    if rule.queries and kind == "yarn":
+        meant = (*meant, _BETA, "max_position_embeddings")  # of which the second says nothing
     unknown = [near(str(name), meant) for name in table if name not in meant]
     if unknown:
         faults.append(f"{label} has unknown keys {', '.join(unknown)}")
@@ -127,28 +151,37 @@ def _scaling(
     if factor is None and kind != "llama3":
         factor = max(1.0, context / original)
     faults += _fault(f"{label}.factor", "factor", factor)
+    if kind == "dynamic" and original != context:
+        faults.append(f"{label}.{_ORIGINAL} = {clip(original)}, wanted max_position_embeddings = {context} for dynamic")
     if kind == "yarn":
         fields["round_ends"] = table.get("truncate", True)
         if not isinstance(fields["round_ends"], bool):
             faults.append(f"{label}.truncate = {clip(fields['round_ends'])}, wanted true or false")
     if kind == "longrope":
-        for key, name in (("short_factor", "short"), ("long_factor", "long")):
-            values = table.get(key)
-            if not isinstance(values, list) or not all(type(v) in (int, float) and 0 < v < 1e9 for v in values):
-                faults.append(f"{label}.{key} = {clip(values)}, wanted a list of numbers above 0")
-            else:
-                fields[name] = tuple(map(float, values))
+        fields |= _factors(label, table, faults)
     if len(faults) > before:
         return {}
     assert factor is not None
     fields["factor"] = float(factor)
-    if kind != "llama3":
-        fields["magnitude"] = _magnitude(label, kind, table, fields["factor"], original, faults)
+    if kind not in ("llama3", "dynamic"):
+        fields["magnitude"] = _magnitude(label, kind, table, fields["factor"], original, context, faults)
+    return fields
+
+
+def _factors(label: str, table: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+    """The two lists of longrope."""
+    fields = {}
+    for key, name in (("short_factor", "short"), ("long_factor", "long")):
+        values = table.get(key)
+        if not isinstance(values, list) or not all(type(v) in (int, float) and 0 < v < 1e9 for v in values):
+            faults.append(f"{label}.{key} = {clip(values)}, wanted a list of numbers above 0")
+        else:
+            fields[name] = tuple(map(float, values))
     return fields
 
 
 def _magnitude(
-    label: str, kind: str, table: Mapping[str, Any], factor: float, original: int, faults: list[str]
+    label: str, kind: str, table: Mapping[str, Any], factor: float, original: int, context: int, faults: list[str]
 ) -> float:
     """What cosines and sines are multiplied with (arXiv 2309.00071 section 3.4; 2402.13753 equation 9)."""
     given = table.get("attention_factor")
@@ -156,6 +189,11 @@ def _magnitude(
         wrong = _fault(f"{label}.attention_factor", "magnitude", given)
         faults += wrong
         return 1.0 if wrong else float(given)
+    if kind == "longrope" and "long_mscale" in table:
+        name = "long_mscale" if context > original else "short_mscale"
+        wrong = _fault(f"{label}.{name}", "magnitude", table.get(name))
+        faults += wrong
+        return 1.0 if wrong else float(table[name])
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     mscales = [table[key] for key in ("mscale", "mscale_all_dim") if table.get(key)]
@@ -168,6 +206,13 @@ def _magnitude(
 
 def _grown(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _growth(tables: Mapping[str, Any], scaling: Mapping[str, Any]) -> float:
+    """What mscale_all_dim makes of scores: queries and keys grow by the same (DeepSeek-V2's yarn_apply_mscale)."""
+    found = [table.get("mscale_all_dim") for table in tables.values() if isinstance(table, dict)]
+    mscale = next((value for value in found if type(value) in (int, float) and value), 0.0)
+    return _grown(scaling["factor"], mscale) ** 2 if scaling else 1.0
 
 
 def _fault(label: str, name: str, value: Any) -> list[str]:

@@ -50,7 +50,7 @@ def special_tokens(tokenizer_config: dict[str, Any], vocab: dict[str, int]) -> d
         if text is None:
             continue
         if not isinstance(text, str) or text not in vocab:
-            raise SourceError(f"tokenizer_config.json: {key} is {clip(text)}, which is not in tokenizer.json")
+            raise SourceError(f"tokenizer_config.json: {key} is {clip(text)}, which is not in the tokenizer")
         texts[key] = text
     return texts
 

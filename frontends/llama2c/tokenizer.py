@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.mapped_file import inside, read_bounded
-from llmc.frontends.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, make_tokenizer
-from llmc.frontends.tokenizers.sentencepiece_model import read_model
+from llmc.frontends.tokenizers.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Frame, Piece, Rules, Vocabulary, make_json
+from llmc.frontends.tokenizers.sentencepiece_model import SentencePieceModel, read_model
 
 BOS, EOS = 1, 2
 MAX_BYTES = 128 << 20
@@ -29,18 +28,18 @@ def read_tokenizer(model: Path, vocab: int) -> tuple[str, bytes]:
     for name, read in (("tokenizer.bin", _read_bin), ("tokenizer.model", read_model)):
         if (model.parent / name).exists() and name != model.name:
             try:
-                metadata = read(read_bounded(inside(model.parent, name), MAX_BYTES))
-                count = len(metadata["tokenizer.ggml.tokens"])
+                found = read(read_bounded(inside(model.parent, name), MAX_BYTES))
+                count = len(found.pieces)
                 if count != vocab:
                     raise SourceError(f"{count} tokens, but the model has {vocab}")
-                return name, make_tokenizer(metadata)
+                return name, make_json(Vocabulary(found.pieces), found.rules, Frame())
             except LlmcError as error:
                 raise SourceError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     raise SourceError(f"{model.name}: no tokenizer.bin or tokenizer.model beside it; copy the model's there")
 
 
-def _read_bin(data: bytes) -> dict[str, Any]:
-    """Tokens, scores and types as a GGUF file would have them."""
+def _read_bin(data: bytes) -> SentencePieceModel:
+    """The model that the file was exported from."""
     tokens: list[str] = []
     scores: list[float] = []
     at = 4  # after the length of the longest, which only a C program needs beforehand
@@ -66,9 +65,5 @@ def _read_bin(data: bytes) -> dict[str, Any]:
         )
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(tokens) - len(first))
     tokens[BOS], tokens[EOS] = "<s>", "</s>"
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": types,
-    }
+    pieces = tuple(Piece(*piece) for piece in zip(tokens, scores, types, strict=True))
+    return SentencePieceModel(pieces, Rules("bpe", True, b"", prefix=True, trim=False))

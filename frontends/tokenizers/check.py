@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +27,36 @@ class CheckedTokenizer:
     vocab: dict[str, int]  # every token, the added ones too
 
 
+@contextmanager
+def library_says(problem: str) -> Iterator[None]:
+    """Turns what the library refuses into SourceError; any other mistake goes on."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises plain Exception, and its panics are not even that.
+        panic = not isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+        if type(error) is not Exception and not panic:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SourceError(f"{problem}: {clip(reason)}") from None
+
+
+def check_texts(texts: Iterable[str]) -> None:
+    """Raises SourceError when one of the texts cannot be written, as JSON's lone surrogates."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SourceError(f"token {clip(text)} is no text: it has a lone surrogate") from None
+
+
 def load_tokenizer(data: bytes, label: str) -> Tokenizer:
     """The tokenizer in `data`. Raises SourceError when the library refuses it."""
-    try:
-        return Tokenizer.from_buffer(data)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are not of class Exception
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SourceError(f"{label}: not a tokenizer: {clip(reason)}") from None
+    with library_says(f"{label}: not a tokenizer"):
+        try:
+            return Tokenizer.from_buffer(data)
+        except ValueError as error:  # from its JSON reader
+            raise Exception(str(error)) from None
 
 
 def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
@@ -41,7 +64,8 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
 
     Padding and truncation, which would silently change a prompt, are taken out.
     """
-    added = _added_tokens(read_json(data, label), label)
+    table = read_json(data, label)
+    added = _added_tokens(table, label)
     tokenizer = load_tokenizer(data, label)
     for content, id_ in added.items():
         # The library gives a token another id than the file says, rather than leave a hole.
@@ -54,7 +78,10 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         data = tokenizer.to_str().encode()
+    known = _unknown_from(table, label)
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    if known is not None:
+        vocab = {token: id_ for token, id_ in vocab.items() if id_ < known}
     if not vocab:
         raise SourceError(f"{label}: the vocabulary is empty")
     if len(set(vocab.values())) != len(vocab):
@@ -73,7 +100,7 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
 
 def check_end(tokenizer: CheckedTokenizer, spec: ModelSpec, label: str) -> None:
     """Raises SourceError when an id would stand between a decoder's text and what it is to go on with."""
-    if tokenizer.end is not None and spec.attention.causal and not spec.pooling:
+    if tokenizer.end is not None and spec.attention.causal and not spec.pooling and not spec.encoder:
         raise SourceError(
             f"{label}: adds ids round a text (id {tokenizer.end} after it), wanted at most one before it; remove the "
             "rest from its post_processor"
@@ -88,6 +115,15 @@ def check_ids(vocab: dict[str, int], size: int, label: str) -> None:
             f"{label}: {len(over)} tokens have ids beyond the model's vocabulary of {size}, first "
             f"{clip(over[0][1])} = {over[0][0]}; remove them or use the tokenizer of this model"
         )
+
+
+def _unknown_from(table: dict[str, Any], label: str) -> int | None:
+    """The first id that the runtime takes for the unknown token (pieces.py), or None."""
+    model = table.get("model")
+    first = model.get("unknown_from") if isinstance(model, dict) else None
+    if first is not None and (not isinstance(first, int) or isinstance(first, bool) or first < 1):
+        raise SourceError(f"{label}: model.unknown_from is {clip(first)}, wanted an id")
+    return first
 
 
 def _added_tokens(table: dict[str, Any], label: str) -> dict[str, Any]:

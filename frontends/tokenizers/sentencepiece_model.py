@@ -1,4 +1,4 @@
-"""tokenizer.model of SentencePiece -> the metadata that a GGUF file would have of it. BPE with byte fallback only.
+"""tokenizer.model, spiece.model, source.spm ... of SentencePiece -> pieces and settings.
 
 Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto, in Protocol Buffers' wire
 format (https://protobuf.dev/programming-guides/encoding/): fields of a number and a value, messages in messages.
@@ -6,17 +6,19 @@ format (https://protobuf.dev/programming-guides/encoding/): fields of a number a
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec.fields import clip
-from llmc.frontends.gguf.tokenizer import NORMAL
+from llmc.frontends.tokenizers.pieces import NORMAL, UNKNOWN, Piece, Rules
 
 MAX_TOKENS = 1 << 24
-_BPE = 2  # trainer_spec.model_type
-_UNIGRAM = 1
+_UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
+_TYPES = range(1, 7)
 
 # Wire types, and the bytes of those of fixed size.
 _VARINT, _BYTES = 0, 2
@@ -25,59 +27,76 @@ _FIXED = {1: 8, 5: 4}
 Field = tuple[int, Any]  # number, and an int or bytes
 
 
-def read_model(data: bytes) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """What the file holds: pieces in the order of its ids, and how texts are normalized and cut."""
+
+    pieces: tuple[Piece, ...]
+    rules: Rules
+
+
+def read_model(data: bytes) -> SentencePieceModel:
     """Raises SourceError for what is damaged, and for a model that changes texts in a way llmc does not know."""
-    tokens: list[str] = []
-    scores: list[float] = []
-    types: list[int] = []
+    pieces: list[Piece] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
+    denormalizer: dict[int, Any] = {}
+    parts = {2: trainer, 3: normalizer, 5: denormalizer}
     for number, value in _fields(data):
         if number == 1:
-            token, score, kind = _piece(_message(value), len(tokens))
-            tokens.append(token)
-            scores.append(score)
-            types.append(kind)
-        elif number == 2:
-            trainer |= dict(_fields(_message(value)))
-        elif number == 3:
-            normalizer |= dict(_fields(_message(value)))
-    _check(trainer, normalizer)
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, 1)),
-    }
+            pieces.append(_piece(_message(value), len(pieces)))
+        elif number in parts:
+            parts[number] |= dict(_fields(_message(value)))
+    _check(trainer, normalizer, denormalizer)
+    _check_pieces(pieces)
+    return SentencePieceModel(
+        tuple(pieces),
+        Rules(
+            kind="unigram" if trainer.get(3, _UNIGRAM) == _UNIGRAM else "bpe",
+            byte_fallback=bool(trainer.get(35, 0)),
+            charsmap=normalizer.get(2, b""),
+            prefix=bool(normalizer.get(3, 1)),
+            trim=bool(normalizer.get(4, 1)),
+        ),
+    )
 
 
-def _check(trainer: dict[int, Any], normalizer: dict[int, Any]) -> None:
-    wanted = {
-        "trainer_spec.model_type": (trainer.get(3, _UNIGRAM), _BPE),
-        "trainer_spec.treat_whitespace_as_suffix": (trainer.get(24, 0), 0),
-        "trainer_spec.byte_fallback": (trainer.get(35, 0), 1),
-        "normalizer_spec.precompiled_charsmap": (normalizer.get(2, b""), b""),
-        "normalizer_spec.remove_extra_whitespaces": (normalizer.get(4, 1), 0),
-        "normalizer_spec.escape_whitespaces": (normalizer.get(5, 1), 1),
-        "normalizer_spec.normalization_rule_tsv": (normalizer.get(6, b""), b""),
+def _check(trainer: dict[int, Any], normalizer: dict[int, Any], denormalizer: dict[int, Any]) -> None:
+    flags = {
+        "trainer_spec.model_type (unigram 1, BPE 2)": (trainer.get(3, _UNIGRAM), (_UNIGRAM, _BPE)),
+        "trainer_spec.treat_whitespace_as_suffix": (trainer.get(24, 0), (0,)),
+        "trainer_spec.byte_fallback": (trainer.get(35, 0), (0, 1)),
+        "normalizer_spec.add_dummy_prefix": (normalizer.get(3, 1), (0, 1)),
+        "normalizer_spec.remove_extra_whitespaces": (normalizer.get(4, 1), (0, 1)),
+        "normalizer_spec.escape_whitespaces": (normalizer.get(5, 1), (1,)),
+        "denormalizer_spec.precompiled_charsmap": (denormalizer.get(2, b""), (b"",)),
     }
-    faults = [f"{name} = {clip(got)}, wanted {want!r}" for name, (got, want) in wanted.items() if got != want]
+    faults = [
+        f"{name} = {clip(got)}, wanted {' or '.join(map(repr, want))}"
+        for name, (got, want) in flags.items()
+        if got not in want
+    ]
+    if not isinstance(normalizer.get(2, b""), bytes):
+        faults.append(f"normalizer_spec.precompiled_charsmap = {clip(normalizer[2])}, wanted bytes")
     if faults:
-        raise SourceError(
-            f"{'; '.join(faults)}: llmc knows BPE that leaves texts as they are; save tokenizer.json with "
-            "transformers, or tokenizer.bin with llama2.c's tokenizer.py"
-        )
+        raise SourceError(f"{'; '.join(faults)}: llmc does not know such models; save tokenizer.json with transformers")
 
 
-def _piece(data: bytes, index: int) -> tuple[str, float, int]:
+def _check_pieces(pieces: list[Piece]) -> None:
+    unknown = sum(piece.kind == UNKNOWN for piece in pieces)
+    if unknown != 1:
+        raise _damaged(f"{unknown} of {len(pieces)} pieces are of type unknown, wanted one")
+
+
+def _piece(data: bytes, index: int) -> Piece:
     fields = dict(_fields(data))
     text, score, kind = fields.get(1, b""), fields.get(2, bytes(4)), fields.get(3, NORMAL)
-    whole = isinstance(text, bytes) and isinstance(score, bytes) and len(score) == 4 and isinstance(kind, int)
-    if not whole or index >= MAX_TOKENS:
-        raise SourceError(f"token {index} is {clip(fields)}, wanted a text, a score and a type")
+    whole = isinstance(text, bytes) and text and isinstance(score, bytes) and len(score) == 4 and kind in _TYPES
+    value = struct.unpack("<f", score)[0] if whole else math.nan
+    if not math.isfinite(value) or index >= MAX_TOKENS:
+        raise SourceError(f"token {index} is {clip(fields)}, wanted a text, a finite score and a type of 1 to 6")
     try:
-        return text.decode("utf-8"), struct.unpack("<f", score)[0], kind
+        return Piece(text.decode("utf-8"), value, kind)
     except UnicodeDecodeError:
         raise SourceError(f"token {index}, {clip(text)}, is not UTF-8") from None
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.activations import ACT2FN, XIELUActivation
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from llmc.compiler import meaning
-from llmc.compiler.spec.blocks import CHOICES
+from llmc.compiler.meaning import experts
+from llmc.compiler.spec.limits import CHOICES
 
 RNG = np.random.default_rng(4)
 
@@ -37,11 +38,36 @@ def test_layer_norm_is_that_of_torch() -> None:
 NAMES = {
     "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "gelu_sigmoid": "quick_gelu", "relu": "relu",
     "relu_squared": "relu2",
+    "sigmoid": "sigmoid",
 }  # fmt: skip
 
 
 def test_every_activation_has_a_reference() -> None:
-    assert set(NAMES) == set(meaning.ACTIVATIONS) == set(CHOICES["mlp.activation"])
+    assert set(NAMES) == set(meaning.ACTIVATIONS)
+    assert set(CHOICES["mlp.activation"]) == set(NAMES) - {"sigmoid"} | {"xielu"}  # of gates; with numbers of its own
+
+
+def test_xielu_is_that_of_transformers() -> None:
+    reference = XIELUActivation(alpha_p_init=1.3, alpha_n_init=0.9, dtype=torch.float32)
+    x = np.concatenate([3 * _floats(4, 100), np.zeros((4, 1), np.float32)], 1)
+    slopes = [meaning.softplus(alpha.detach().numpy()) for alpha in (reference.alpha_p, reference.alpha_n)]
+    _close(meaning.xielu(x, *slopes), reference(torch.from_numpy(x)).detach())
+
+
+def test_a_bounded_gate_by_hand() -> None:
+    gate_up = np.array([[-9, 9, 1, 5, -5, 0.5]], np.float32)
+    found = meaning.bounded_gated(gate_up, "relu", limit=2.0, plus=1.0)
+    np.testing.assert_allclose(found, [[0, -2, 1.5]])
+
+
+def test_sparse_mixer_is_that_of_transformers() -> None:
+    logits = _floats(200, 6)
+    for tolerance in (0.01, 0.3):
+        weights, ids = sparsemixer(torch.from_numpy(logits), jitter_eps=tolerance, training=False)
+        order = ids.argsort(-1)
+        found = experts.route(logits, np.zeros(6, np.float32), 2, "sparse_mixer", 0, 1.0, 1, 1, tolerance)
+        np.testing.assert_array_equal(found[0], ids.gather(-1, order).numpy())
+        _close(found[1], weights.gather(-1, order))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,39 +77,6 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     _close(meaning.activate(x, name), wanted)
     up = _floats(4, 100)
     _close(meaning.gated(np.concatenate([x, up], 1), name), wanted * torch.from_numpy(up))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 20, 71, 112])
-def test_slopes_of_alibi_are_those_of_bloom(heads: int) -> None:
-    wanted = build_alibi_tensor(torch.ones((1, 2)), heads, torch.float32)[:, 0, 1]  # at distance 1 from the first token
-    np.testing.assert_allclose(meaning.alibi_slopes(heads), wanted.numpy(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("window", [0, 5])
-@pytest.mark.parametrize("causal", [1, 0])
-@pytest.mark.parametrize("bias", ["none", "alibi"])
-@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
-def test_attention_over_pages_is_plain_attention(soft_cap: float, bias: str, causal: int, window: int) -> None:
-    """Twenty rows of one sequence at once: a mask, a cap as Gemma 2 has it, and BLOOM's bias."""
-    rows, heads, size = 20, 6, 8
-    qkv = 2 * _floats(rows, (heads + 2 * heads) * size)
-    kv, places = np.zeros((2, 2, heads, size * 16), np.float32), np.arange(rows, dtype=np.int32)
-    index = [np.zeros(rows, np.int32), places, np.array([0, 2], np.int32), np.array([1, 0], np.int32)]
-    got = meaning.attention(
-        qkv, kv, *index, heads=heads, kv_heads=heads, head_dim=size, scale=0.3, window=window, kv_dtype="f32",
-        soft_cap=soft_cap, bias=bias, causal=causal,
-    )  # fmt: skip
-    q, k, v = torch.from_numpy(qkv).reshape(rows, 3, heads, size).permute(1, 2, 0, 3)
-    scores = 0.3 * q @ k.transpose(1, 2)
-    distance = torch.arange(rows) - torch.arange(rows)[:, None]  # of a key from a row
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    if bias == "alibi":
-        slopes = build_alibi_tensor(torch.ones((1, 2)), heads, torch.float32)[:, :, 1:]
-        scores = scores - slopes * distance.abs()
-    hidden = (distance.abs() >= (window or rows)) | ((distance > 0) & bool(causal))
-    wanted = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v
-    _close(got, wanted.transpose(0, 1).reshape(rows, heads * size))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -46,7 +46,7 @@ def full() -> ModelSpec:
     return replace(
         spec,
         norm=replace(spec.norm, weight="plus_one", place="sandwich", bias=True),
-        attention=replace(spec.attention, bias=True, output_bias=True, qk_norm="head"),
+        attention=replace(spec.attention, bias=True, output_bias=True, qk_norm="head", qk_norm_place="after_rope"),
         mlp=replace(spec.mlp, bias=True),
         embedding=Embedding(scale=5.5),
         window=Window(size=16, layers=(1,), theta=1e4),
@@ -126,7 +126,10 @@ def bad(path: str, value: Any) -> str:
     """The refusal of the example, or of the full spec where only that has the block, with one value changed."""
     block = path.split(".")[0]
     spec = full() if block in ("window", "scaling", "position", "norm", "wiring") else example()
-    plain = to_dict(encoder() if path in ("pooling", "pooling.kind", "attention.causal", "head.transform") else spec)
+    is_encoder = block == "pooling" or path in ("attention.causal", "head.transform")
+    plain = to_dict(encoder() if is_encoder else spec)
+    if block == "encoder":
+        plain[block] = {"layers": 1, "ffn": 48}
     table, _, key = path.rpartition(".")
     (plain[table] if table else plain)[key] = value
     with pytest.raises(SpecError) as caught:
@@ -170,6 +173,14 @@ def test_unknown_kinds(path: str) -> None:
         ("pooling", None, "head.kind = hidden and a table [pooling] go together"),
         ("attention.causal", True, "pooling.kind = mean needs attention.causal = false"),
         ("head.transform", True, "head.kind = hidden has no weights"),
+        ("attention.qk_norm_place", "after_rope", "attention.qk_norm = none has neither"),
+        ("pooling.tokens", 129, "pooling.tokens = 129, wanted at most sizes.context = 128"),
+        ("attention.qk_norm_place", "after", "attention.qk_norm_place = 'after', llmc knows: before_rope, after_rope"),
+        ("attention.gate", "all", "attention.gate = 'all', llmc knows: none, each, head"),
+        ("attention.sinks", True, "tensors lacks layers.{layer}.sinks"),
+        ("norm.first_plain", 1, "norm.first_plain = 1, wanted true or false"),
+        ("mlp.activation", "xielu", "mlp.activation = xielu is for mlp.kind = plain"),
+        ("mlp.plus_one", True, "mlp.plus_one needs a limit"),
         ("tokens.end", 64, "tokens.end = 64, wanted an id from 0 to 63"),
         ("norm.weight", "none", "norm.bias is true, but norm.weight is none"),
         ("wiring.order", "parallel", "wiring.order = parallel needs norm.place = pre, got sandwich"),

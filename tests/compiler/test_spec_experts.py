@@ -68,6 +68,11 @@ def test_names_with_a_meaning() -> None:
         ({"routing": "hash"}, "experts.routing = 'hash', llmc knows: softmax"),
         ({"bias": True}, "tensors lacks layers.{layer}.router_bias"),
         ({"layers": (0, 1)}, "tensors has unused"),
+        ({"routing": "sparse_mixer"}, "sparse_mixer and a tolerance above 0 go together"),
+        ({"tolerance": 0.1}, "sparse_mixer and a tolerance above 0 go together"),
+        ({"routing": "sparse_mixer", "tolerance": 0.1, "scale": 2.0}, "sparse_mixer needs groups = 1"),
+        ({"biases": True}, "tensors lacks layers.{layer}.experts.gate_bias"),
+        ({"product_bias": True}, "tensors lacks layers.{layer}.router_product_bias"),
     ],
 )
 def test_what_does_not_hold_together(changes: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.compiler.spec import CHOICES, ModelSpec, example, from_toml
-from llmc.compiler.spec.blocks import LIMITS
+from llmc.compiler.spec.limits import LIMITS
 from llmc.compiler.spec.tensors import TABLE
 
 

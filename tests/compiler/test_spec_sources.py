@@ -39,6 +39,8 @@ LAYER = "layers.{layer}."
         ("a | q v k by 4", Source("a", split=Split(("q", "v", "k"), 4))),
         ("a | row 1 of 2", Source("a", row=(1, 2))),
         ("a | flat", Source("a", flat=True)),
+        ("a | turned by group", Source("a", turned=True)),
+        ("a | k_up v_up by group | turned by group", Source("a", split=Split(("k_up", "v_up"), None), turned=True)),
         ("a | transposed | q k v | normalized", Source("a", True, split=Split(("q", "k", "v")), normalized=True)),
         ("a | transposed | skip 10 |  k  v by group ", Source("a", True, 10, split=Split(("k", "v"), None))),
     ],
@@ -72,9 +74,9 @@ def test_parse(text: str, source: Source) -> None:
         ("a | row 0 of 2 | q k v", "in this order: transposed, skip, one of row"),
         ("a | q k v | row 0 of 2", "in this order: transposed, skip, one of row"),
         ("a | q k by", "unknown step or part 'by'"),
-        ("a | q k by groups", "wanted group, expert or a number after by, got 'groups'"),
-        ("a | q k by 0", "wanted group, expert or a number after by, got '0'"),
-        ("a | gate up by group", "by group is for q, k, v, got gate up"),
+        ("a | q k by groups", "wanted group, expert, row or a number after by, got 'groups'"),
+        ("a | q k by 0", "wanted group, expert, row or a number after by, got '0'"),
+        ("a | gate up by group", "by group is for q, k, v, q_plain, q_rope, k_up, v_up, got gate up"),
         ("a | transposed | transposed", "each step once, in this order"),
         ("a | q k v | q k v", "each step once"),
         ("a | normalized | q k v", "each step once"),
@@ -169,6 +171,20 @@ def test_faults(changes: dict[str, str], reason: str) -> None:
 def test_all_faults_at_once() -> None:
     faults = source_faults({"embedding": "a | b", "head": "h{layer}", f"{LAYER}q": "w{layer} | q k"})
     assert len(faults) == 3
+
+
+def test_a_part_may_be_turned_that_another_is_not() -> None:
+    """The step is for one of those that share the file's tensor."""
+    shared = "kv.{layer} | k_up v_up by group"
+    assert source_faults({f"{LAYER}k_up": f"{shared} | turned by group", f"{LAYER}v_up": shared}) == []
+    assert source_faults({f"{LAYER}k_up": shared, f"{LAYER}v_up": "kv.{layer} | k_up v_up | turned by group"})
+
+
+def test_only_matrices_of_kv_heads_are_turned() -> None:
+    for ours in ("q_bias", "k"):
+        with pytest.raises(SpecError, match="only the rows of a matrix of KV heads can be turned"):
+            layout(ours, parse("a | turned by group"), SHAPES, 3)
+    assert layout("k", parse("a | turned by group"), SHAPES | {"k": (6, 2)}, 2) == Layout((6, 2), 0, 6, 6)
 
 
 SHAPES = {"q": (8, 3), "k": (4, 3), "v": (4, 3), "q_bias": (8,), "k_bias": (4,), "v_bias": (4,)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,25 @@ import numpy as np
 from safetensors.numpy import load_file
 from transformers import AutoConfig
 
+sys.path.insert(0, str(Path(__file__).parent))
+from gguf_experts import describe_experts, stacked, ungated
+from gguf_latent import describe_latent, with_ups_apart
+
 # model_type -> general.architecture, where the two differ
 ARCHITECTURES = {"gemma3_text": "gemma3", "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r"}
 
-_PERMUTED = ("llama", "granite", "internlm2", "smollm3", "xverse", "arcee", "olmo")  # q and k, from halves to pairs
+_PERMUTED = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "minicpm",
+    "internlm2",
+    "smollm3",
+    "xverse",
+    "arcee",
+    "olmo",
+    "deepseek",
+)  # q and k, from halves to pairs
 _PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")  # norms
 _GROUPED = ("gptneox", "bloom", "falcon")  # attn_qkv, from groups to q k v
 _TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # GPT-2's Conv1D
@@ -39,9 +55,13 @@ def write_gguf(folder: Path, path: Path, kind: str = "") -> None:
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config.vocab_size)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    weights = load_file(folder / "model.safetensors")
+    weights = stacked(load_file(folder / "model.safetensors"))
+    if kind == "deepseek":
+        weights = ungated(weights)
     if kind in _FUSED:
         weights = _with_fused(weights)
+    if kind == "deepseek2" and config.q_lora_rank:
+        weights = with_ups_apart(weights, config)
     for name, values in _rope_factors(config).items():
         writer.add_tensor(name, values)
     for name, values in weights.items():
@@ -66,13 +86,16 @@ def _describe(writer: Any, kind: str, config: Any) -> None:
     ffn = _first(config, _FFN) or 4 * config.hidden_size
     writer.add_feed_forward_length(2 * ffn if kind in _FUSED else ffn)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(_kv_heads(config))
+    if kind == "deepseek2":
+        describe_latent(writer, config, apart=config.q_lora_rank is not None)
+    else:
+        writer.add_head_count_kv(_kv_heads(config))
     if (eps := getattr(config, "rms_norm_eps", None)) is not None:
         writer.add_layer_norm_rms_eps(eps)
     else:
         writer.add_layer_norm_eps(_first(config, _EPS) or 1e-5)
     head_dim = getattr(config, "head_dim", None)
-    if "head_dim" in config.to_dict() and head_dim:
+    if "head_dim" in config.to_dict() and head_dim and kind != "deepseek2":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if rope := getattr(config, "rope_parameters", None):
@@ -80,6 +103,7 @@ def _describe(writer: Any, kind: str, config: Any) -> None:
             writer, rope.get("full_attention", rope), head_dim or config.hidden_size // config.num_attention_heads
         )
     _describe_more(writer, kind, config)
+    describe_experts(writer, kind, config)
 
 
 def _describe_rope(writer: Any, rope: dict[str, Any], head_dim: int) -> None:
@@ -88,11 +112,15 @@ def _describe_rope(writer: Any, rope: dict[str, Any], head_dim: int) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def _describe_more(writer: Any, kind: str, config: Any) -> None:
     """What only some architectures say."""
-    if kind in ("gemma2", "gemma3", "phi3", "cohere2"):
+    if kind in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window or 0)
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -115,7 +143,7 @@ def _describe_more(writer: Any, kind: str, config: Any) -> None:
     if kind in ("command-r", "cohere2"):
         writer.add_logit_scale(config.logit_scale)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    if kind == "granite":
+    if kind in ("granite", "granitemoe", "minicpm"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -156,7 +184,8 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray]:
         return {f"rope_factors_{x}.weight": np.array(rope[f"{x}_factor"], np.float32) for x in ("short", "long")}
     if rope.get("rope_type") != "llama3":
         return {}
-    size, low, high = config.head_dim, rope["low_freq_factor"], rope["high_freq_factor"]
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] / (
         2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
     )

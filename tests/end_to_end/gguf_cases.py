@@ -6,7 +6,12 @@ transformers has a model of the architecture's own name, it is that one; else on
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from latent_cases import LATENT, YARN
 
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -17,10 +22,20 @@ _LONGROPE = {
     "short_factor": [1.0] * 8, "long_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0, 8.0, 16.0],
 }  # fmt: skip
 
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_FEW = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_ROUTED = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1,
+    "routed_scaling_factor": 2.5, "n_shared_experts": 2, "num_hidden_layers": 3, "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+}  # fmt: skip
+
+ENCODERS = {"BERT (vectors)": "bert"}  # those of test_gguf_encoders.py
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}),
     "Llama 3.1 (llama3 scaling)": ("llama", "llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "Qwen 2": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    "Qwen 2.5, yarn": ("qwen2", "qwen2", {"rope_parameters": _YARN}),
     "Qwen 3": ("qwen3", "qwen3", {"head_dim": 24}),
     "Gemma": ("gemma", "gemma", {"head_dim": 24, "tie_word_embeddings": True}),
     "Gemma 2": (
@@ -97,4 +112,77 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "SmolLM 3": ("smollm3", "smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "GLM 4 0414": ("glm4", "glm4", {"head_dim": 24, "attention_bias": True}),
     "Nemotron": ("nemotron", "nemotron", {}),
+    "MiniCPM": (
+        "minicpm",
+        "granite",
+        {
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.25, "residual_multiplier": 0.3,
+            "logits_scaling": 2.0, "tie_word_embeddings": True,
+        },
+    ),
+    "EXAONE 4": (
+        "exaone4",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2, "rope_parameters": _LLAMA3},
+    ),
+    "HunYuan": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
+    "PanGu": ("pangu-embedded", "llama", {"attention_bias": True}),
+    "Mixtral": ("llama", "mixtral", {"num_local_experts": 5, "intermediate_size": 96}),
+    "Qwen 1.5 MoE": ("qwen2moe", "qwen2_moe", {**_FEW, "shared_expert_intermediate_size": 80}),
+    "Qwen 3 MoE": ("qwen3moe", "qwen3_moe", {**_FEW, "head_dim": 24, "norm_topk_prob": True}),
+    "OLMoE": ("olmoe", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}),
+    "Granite 3 MoE": (
+        "granitemoe",
+        "granitemoe",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48, "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1, "residual_multiplier": 0.5, "logits_scaling": 3.0,
+        },
+    ),
+    "Granite MoE, a shared expert": (
+        "granitemoe",
+        "granitemoeshared",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, "shared_intermediate_size": 80},
+    ),
+    "DeepSeek MoE": (
+        "deepseek",
+        "qwen2_moe",
+        {
+            **_FEW, "shared_expert_intermediate_size": 96, "qkv_bias": False, "num_hidden_layers": 3,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "ERNIE 4.5 MoE": (
+        "ernie4_5-moe",
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48, "num_hidden_layers": 3,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "GLM 4.5": ("glm4moe", "glm4_moe", {**_ROUTED, "use_qk_norm": True, "head_dim": 24}),
+    "dots.llm1": ("dots1", "dots1", _ROUTED),
+    "gpt-oss": (
+        "gpt-oss",
+        "gpt_oss",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16,
+            "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
+    "HunYuan MoE": (
+        "hunyuan-moe",
+        "hunyuan_v1_moe",
+        {"num_experts": 5, "moe_topk": 2, "intermediate_size": 48, "head_dim": 24},
+    ),
+    "DeepSeek V2 Lite, keys and values in one, yarn scaling": (
+        "deepseek2",
+        "deepseek_v2",
+        {
+            **LATENT, **_ROUTED, "q_lora_rank": None, "norm_topk_prob": False,
+            "rope_parameters": YARN | {"mscale": 0.9, "mscale_all_dim": 0.9},
+        },
+    ),
+    "DeepSeek V3": ("deepseek2", "deepseek_v3", {**LATENT, **_ROUTED, "n_group": 2}),
 }  # fmt: skip

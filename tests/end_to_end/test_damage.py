@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import llmc
+from llmc.cli import command
 from llmc.compiler import artifact as writer
 from llmc.compiler.driver import compile_model
 
@@ -29,7 +31,7 @@ def _own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def whole(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "tiny.llmc"
-    compile_model(tiny_llama(), path)
+    compile_model(tiny_llama(), path, quant="f32")
     return path
 
 
@@ -44,12 +46,22 @@ def files_of(folder: Path) -> list[str]:
 
 
 def refused(*arguments: str | Path, code: int = 1) -> str:
-    """The one line with which `llmc ...` refuses."""
+    """The one line with which `llmc ...`, a process of its own, refuses."""
     done = subprocess.run(
         [sys.executable, "-m", "llmc", *map(str, arguments)], capture_output=True, text=True, timeout=120
     )
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    (line,) = done.stderr.splitlines()
+    return _one_line(done.returncode, done.stdout, done.stderr, code)
+
+
+def compile_refused(*arguments: str | Path, code: int = 1) -> str:
+    """The same for `llmc compile ...` in this process: starting one that compiles takes seconds."""
+    done = CliRunner().invoke(command, ["compile", *map(str, arguments)], prog_name="llmc")
+    return _one_line(done.exit_code, done.stdout, done.stderr, code)
+
+
+def _one_line(found: int, printed: str, errors: str, code: int) -> str:
+    assert (found, printed) == (code, ""), errors
+    (line,) = errors.splitlines()
     assert line.startswith("llmc: ")
     assert "internal error" not in line
     return line
@@ -145,7 +157,7 @@ def test_verify_names_the_file(copy: Path) -> None:
 
 def test_files_of_another_good_artifact(whole: Path, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     other = tmp_path / "other.llmc"
-    compile_model(tiny_llama(seed=1), other)
+    compile_model(tiny_llama(seed=1), other, quant="f32")
     assert files_of(other) == files_of(whole)
     for name in ("weights.safetensors", "manifest.json"):
         mixed = Path(shutil.copytree(whole, tmp_path / f"mixed-{name}.llmc"))
@@ -191,7 +203,7 @@ def test_a_gguf_cut_short(smollm2_gguf: Path, tmp_path: Path, size: int) -> None
     short = tmp_path / "short.gguf"
     with smollm2_gguf.open("rb") as file:
         short.write_bytes(file.read(size if size >= 0 else smollm2_gguf.stat().st_size - 1))
-    assert "short.gguf" in refused("compile", short, "-o", tmp_path / "x.llmc")
+    assert "short.gguf" in compile_refused(short, "-o", tmp_path / "x.llmc")
     assert list(tmp_path.glob("*x.llmc*")) == []
 
 
@@ -207,7 +219,7 @@ def test_an_unknown_config_key(tiny_llama: Callable[..., Path], tmp_path: Path) 
 def test_weights_cut_short(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_llama(), tmp_path / "model"))
     cut(folder / "model.safetensors")
-    assert "model.safetensors" in refused("compile", folder, "-o", tmp_path / "x.llmc")
+    assert "model.safetensors" in compile_refused(folder, "-o", tmp_path / "x.llmc")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to("/nowhere")])
@@ -215,7 +227,7 @@ def test_output_that_is_no_artifact(
     tiny_llama: Callable[..., Path], tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "mine")
-    assert "not an artifact" in refused("compile", tiny_llama(), "-o", tmp_path / "mine")
+    assert "not an artifact" in compile_refused(tiny_llama(), "-o", tmp_path / "mine")
     assert os.path.lexists(tmp_path / "mine")
 
 
@@ -264,5 +276,5 @@ def test_a_compile_that_fails_half_way(
     monkeypatch.setattr(writer, "write_manifest", full)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(OSError, match="No space"):
-        compile_model(tiny_llama(seed=1), output)
+        compile_model(tiny_llama(seed=1), output, quant="f32")
     assert sorted(tmp_path.iterdir()) == before

@@ -19,25 +19,18 @@ from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from folder_to_gguf import write_gguf
 from prompts import PROMPTS
 from reference import is_greedy, logits, reference, saved_reference
 
 # (heads, kv heads, head size, MLP width): GQA and not, sizes that no vector length divides.
 ODD = [(9, 3, 16, 100), (4, 4, 80, 200), (6, 2, 128, 72), (3, 1, 10, 50)]
 
-# Every block that a family besides Llama brings: model_type and config. Windows are shorter than the texts.
+# Blocks that Llama has not, for the unlowered graph too: model_type and config. Windows are shorter than the texts.
 _ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral": ("mistral", {"sliding_window": 7}),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2 with windows": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
-    ),
     "qwen3": ("qwen3", {"head_dim": 24, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}),
     "gemma3": (
         "gemma3_text",
@@ -165,32 +158,6 @@ def test_every_family_through_its_folder(family: str, tiny_model: Callable[..., 
         made = model.generate(ids, max_tokens=48, ignore_eos=True)
         assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
     np.testing.assert_allclose(_unlowered_logits(folder, ids), expected, atol=1e-4 * np.abs(expected).max())
-
-
-# A GGUF file leaves much to its architecture's name: which layers have a window, which norms there are.
-IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
-    "gemma3": (
-        "gemma3_text",
-        {
-            "head_dim": 40, "query_pre_attn_scalar": 40, "sliding_window": 16, "num_hidden_layers": 7,
-            "rope_parameters": _ROPES, "tie_word_embeddings": True,
-        },
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("family", IN_GGUF)
-def test_every_family_through_gguf(family: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Unlowered: what a GGUF file brings is its spec and its weights, and both end before that."""
-    model_type, config = IN_GGUF[family]
-    folder = tiny_model(model_type, **config)
-    write_gguf(folder, tmp_path / "tiny.gguf")
-    ids = np.random.default_rng(1).integers(3, 320, 50).tolist()
-    expected = logits(saved_reference(folder), ids)
-    got = _unlowered_logits(tmp_path / "tiny.gguf", ids)
-    np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
 
 
 def test_the_unlowered_graph_gives_the_models_logits(tiny_llama: Callable[..., Path]) -> None:

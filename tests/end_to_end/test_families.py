@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from llmc.frontends.hf.families import known_families, load_family
@@ -26,6 +27,7 @@ from llmc.frontends.hf.families import known_families, load_family
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES, REMOTE, Remote
 from family_check import EPS, check
+from family_lists.others import OTHERS
 from reference import saved_reference
 
 _GATE, _DOWN = "shared_expert_gate.weight", "shared_expert.down_proj.weight"
@@ -33,14 +35,24 @@ _GATE, _DOWN = "shared_expert_gate.weight", "shared_expert.down_proj.weight"
 
 def test_every_family_has_a_case() -> None:
     tested = {model_type for model_type, _ in CASES.values()} | {remote.model_type for remote in REMOTE.values()}
-    decoders = [name for name in known_families() if load_family(name).settings.get("attention.causal", True)]
+    families = {name: load_family(name) for name in known_families()}
+    decoders = [
+        name
+        for name, family in families.items()
+        if family.settings.get("attention.causal", True) and not family.encoder_layers
+    ]
     assert sorted(tested) == decoders
+
+
+def test_every_causal_model_of_transformers_is_accounted_for() -> None:
+    known, there = set(known_families()), set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert there - known == set(OTHERS)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_family(case: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     model_type, config = CASES[case]
-    folder = tiny_model(model_type, seed=len(case), **EPS, **config)
+    folder = tiny_model(model_type, seed=len(case), **(EPS | config))
     # The eager Falcon takes the bias of ALiBi off twice, in the mask and beside it.
     reference = saved_reference(folder, "sdpa" if config.get("alibi") else "eager")
     check(folder, reference, tmp_path / "tiny.llmc", len(case))

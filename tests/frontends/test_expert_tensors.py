@@ -162,7 +162,7 @@ def test_what_are_no_experts_is_refused(fault: str, tmp_path: Path) -> None:
         ("layers.{layer}.router", "r{layer}.{expert}", "wanted {expert} once, and only for"),
         (GATE, "{layer}.{expert}.{expert}", "wanted {expert} once"),
         (GATE, "{layer} | q k by expert", "by expert is for gate and up"),
-        (GATE, "{layer} | gate up by experts", "wanted group, expert or a number after by"),
+        (GATE, "{layer} | gate up by experts", "wanted group, expert, row or a number after by"),
     ],
 )
 def test_values_that_name_no_experts(ours: str, value: str, message: str) -> None:

@@ -33,6 +33,7 @@ TYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "Q4_K": ("q4_k", (0, 2)),
     "Q5_K": ("q5_k", (0, 2)),
     "Q6_K": ("q6_k", (208,)),
+    "MXFP4": ("mxfp4", ()),  # its scale is a byte, a power of two
 }
 QUANTIZABLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # by the gguf package
 
@@ -50,6 +51,8 @@ def random_blocks(stored: str, rows: int, blocks: int, seed: int = 0) -> np.ndar
     for at in TYPES[stored][1]:
         sizes = np.exp2(random.uniform(-26, 4, (rows, blocks))) * random.choice([-1, 0, 1, 1], (rows, blocks))
         raw[:, :, at : at + 2] = sizes.astype(np.float16)[..., None].view(np.uint8)
+    if stored == "MXFP4":
+        raw[:, :, 0] = random.integers(104, 144, (rows, blocks))  # 2 ** -24 to 2 ** 15, which float16 has
     return raw.reshape(rows, -1)
 
 
@@ -115,6 +118,8 @@ def test_extreme_codes(stored: str, byte: int, tmp_path: Path) -> None:
     raw = np.full((2, 2, READABLE[stored][1]), byte, np.uint8)
     for at in TYPES[stored][1]:
         raw[:, :, at : at + 2] = np.float16([[[60000.0], [-6e-8]]]).repeat(2, 0).view(np.uint8)
+    if stored == "MXFP4":
+        raw[:, :, 0] = 104, 143
     check(raw.reshape(2, -1), stored, tmp_path / "t")
 
 
@@ -192,3 +197,15 @@ def test_what_llama_cpp_quantizes_is_kept(stored: str, tmp_path: Path) -> None:
     assert made == raw.size
     check(raw, stored, tmp_path / "t")
     assert np.abs(expected(raw, stored) - weight).max() < 2
+
+
+def test_scales_of_mxfp4_that_float16_cannot_hold() -> None:
+    raw = np.zeros((1, 2, 17), np.uint8)
+    raw[0, 1] = 7
+    for scale in (103, 144, 255):
+        raw[0, 0] = scale, *[0x80] * 16  # zeros, whose scale does not matter
+        raw[0, 1, 0] = 120
+        assert np.isfinite(gguf_blocks.read_blocks(raw, "MXFP4").tables["scale"]).all()
+        raw[0, 1, 0] = scale
+        with pytest.raises(SourceError, match="a scale that float16 cannot hold; compile with --quant"):
+            gguf_blocks.read_blocks(raw, "MXFP4")

@@ -186,7 +186,7 @@ def test_a_given_spec_replaces_the_derived_one(tiny_gguf: Write) -> None:
         ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token = True"),
         ({"tokenizer.ggml.pre": "nosuch"}, "pre is 'nosuch', llmc knows: default, gpt-2"),
         ({"tokenizer.ggml.pre": None}, "pre is None"),
-        ({"tokenizer.ggml.model": "t5"}, "model is 't5', llmc knows: gpt2, llama"),
+        ({"tokenizer.ggml.model": "rwkv"}, "model is 'rwkv', llmc knows: gpt2, llama"),
         ({"tokenizer.ggml.merges": ["h q"]}, "'h q' does not join"),
         ({"tokenizer.ggml.merges": ["hq"]}, "'hq' does not join"),
         ({"tokenizer.ggml.merges": None}, "merges is None"),

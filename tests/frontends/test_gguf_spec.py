@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.spec import ModelSpec, Window
+from llmc.compiler.spec import ModelSpec, Pooling, Scaling, Window
 from llmc.frontends.gguf.architectures import ARCHITECTURES, EPS
+from llmc.frontends.gguf.experts import guess_ahead
 from llmc.frontends.gguf.spec import derive_spec
 
 LAYERS = 7
@@ -22,11 +23,26 @@ NEEDS: dict[str, dict[str, Any]] = {
     "command-r": {"logit_scale": 0.25},
     "cohere2": {"logit_scale": 0.25, "attention.sliding_window": 8},
     "granite": {"logit_scale": 8.0},
-}
+    "granitemoe": {"logit_scale": 8.0},
+    "minicpm": {"embedding_scale": 12.0, "residual_scale": 0.3, "logit_scale": 8.0},
+    "bert": {"pooling_type": 1},
+    "gpt-oss": {"attention.sliding_window": 8},
+    "deepseek2": {
+        "attention.kv_lora_rank": 32, "attention.key_length": 24, "attention.value_length": 48,
+        "rope.dimension_count": 8,
+    },
+}  # fmt: skip
+_MIXTURE = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+for _kind, _rule in ARCHITECTURES.items():
+    if _rule.experts and not _rule.experts.optional:
+        _needed = {key: value for key, value in _MIXTURE.items() if not _rule.experts.wide or "forward" not in key}
+        NEEDS[_kind] = NEEDS.get(_kind, {}) | _needed
+ROUTERS = {f"blk.{layer}.ffn_gate_inp.weight": (8, 48) for layer in range(LAYERS)}
+SHARED = {f"blk.{layer}.ffn_up_shexp.weight": (64, 48) for layer in range(LAYERS)}
 
 
-def derive(kind: str, tensors: Collection[str] = (), **changes: Any) -> ModelSpec:
-    """The spec of a small file; "." is written "__", and None leaves a key out."""
+def derive(kind: str, tensors: Collection[str] | None = None, **changes: Any) -> ModelSpec:
+    """The spec of a small file; "." is written "__", and None leaves a key out. Of experts every layer has some."""
     eps = EPS[ARCHITECTURES[kind].settings.get("norm.kind", "rms")]
     own = {
         "context_length": 64, "embedding_length": 48, "block_count": LAYERS, "feed_forward_length": 96,
@@ -39,16 +55,19 @@ def derive(kind: str, tensors: Collection[str] = (), **changes: Any) -> ModelSpe
         "tokenizer.ggml.model": "gpt2",
         **{f"{kind}.{key}": value for key, value in own.items() if value is not None},
     }
-    return derive_spec(metadata, tensors, "x")
+    shapes = tensors if isinstance(tensors, dict) else dict.fromkeys(tensors or (), (1,))
+    mixed = tensors is None and ARCHITECTURES[kind].experts
+    return derive_spec(metadata, ROUTERS | SHARED | shapes if mixed else shapes, "x")
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_architecture_gives_a_spec(kind: str) -> None:
     spec = derive(kind)
-    assert (spec.window is not None) == (kind in ("gemma2", "gemma3", "cohere2"))
-    assert spec.attention.scale == 0.25
+    assert (spec.window is not None) == (kind in ("gemma2", "gemma3", "cohere2", "gpt-oss"))
+    assert spec.attention.scale == 1 / math.sqrt(spec.attention.head_dim)
     assert spec.head.tied
     assert not spec.attention.bias
+    assert (spec.experts.count != 0) == ("expert_count" in NEEDS.get(kind, {}))
 
 
 @pytest.mark.parametrize("kind", NEEDS)
@@ -101,6 +120,61 @@ def test_scales_that_no_key_says() -> None:
     assert derive("llama").embedding.scale == 1
 
 
+def test_what_tensors_say_of_experts() -> None:
+    routed = {f"blk.{layer}.ffn_gate_inp.weight": (8, 48) for layer in (1, 3)}
+    more = {"blk.3.ffn_up_shexp.weight": (80, 48), "blk.3.exp_probs_b.bias": (8,)}
+    spec = derive("deepseek", routed | more, leading_dense_block_count=1)
+    assert spec.experts.layers == (1, 3)
+    assert spec.experts.shared_ffn == 80
+    assert spec.experts.bias
+    assert spec.tensors["layers.{layer}.experts.up"] == "blk.{layer}.ffn_up_exps.weight"
+    assert derive("deepseek", expert_gating_func=3).experts.routing == "softmax_of_chosen"
+    assert derive("glm4moe", nextn_predict_layers=2).experts.layers == (0, 1, 2, 3, 4)
+    assert guess_ahead(
+        {"general.architecture": "x", "x.block_count": 3, "x.nextn_predict_layers": 1},
+        {"blk.1.a": (1,), "blk.2.a": (1,), "blk.20.a": (1,)},
+    ) == {"blk.2.a"}
+    with pytest.raises(LlmcError, match="qwen3moe.expert_count = 8, but no layer has"):
+        derive("qwen3moe", ())
+
+
+def test_experts_of_llama_are_those_that_a_file_has() -> None:
+    assert derive("llama", expert_count=0).experts.count == 0
+    old = derive("llama", ROUTERS | {"blk.0.ffn_up.0.weight": (96, 48)}, expert_count=8, expert_used_count=2)
+    assert old.experts.ffn == 96
+    assert old.experts.renormalize
+    assert old.tensors["layers.{layer}.experts.down"] == "blk.{layer}.ffn_down.{expert}.weight"
+    fused = derive("qwen3moe", ROUTERS | {"blk.0.ffn_gate_up_exps.weight": (8, 64, 48)})
+    assert fused.tensors["layers.{layer}.experts.gate"] == "blk.{layer}.ffn_gate_up_exps.weight | gate up by expert"
+
+
+def test_yarn() -> None:
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    context = {"rope__scaling__original_context_length": 32}
+    spec = derive("qwen2", **yarn, **context, rope__scaling__attn_factor=2.0)
+    assert spec.position.factor == 1.0
+    magnitude = 2 * (1 + 0.1 * math.log(4))
+    assert spec.scaling == Scaling("yarn", 4.0, 32, low=1.0, high=32.0, magnitude=magnitude, round_ends=True)
+    assert derive("gpt-oss", **yarn, **context).scaling == Scaling(
+        "yarn", 4.0, 32, low=1.0, high=32.0, magnitude=magnitude / 2, round_ends=False
+    )
+    for changes, message in (
+        (yarn, "rope.scaling.type = 'yarn', but scaling.original_context is not said"),
+        (yarn | context | {"rope__scaling__factor": 0.0}, "qwen2.rope.scaling.factor = 0.0"),
+        (yarn | context | {"rope__scaling__yarn_beta_fast": "x"}, "yarn_beta_fast = 'x'"),
+        (context | {"rope__scaling__type": "longrope"}, "'longrope', llmc knows: 'none', 'linear'"),
+    ):
+        with pytest.raises(LlmcError, match=message):
+            derive("qwen2", **changes)
+
+
+def test_encoders() -> None:
+    spec = derive("bert", {"token_types.weight": (2, 48)}, pooling_type=2)
+    assert spec.pooling == Pooling("first", normalize=True)
+    assert spec.tensors["embedding_bias"] == "token_types.weight | row 0 of 2"
+    assert not spec.attention.causal
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
@@ -131,6 +205,16 @@ def test_scales_that_no_key_says() -> None:
         ("gpt2", {"attention__layer_norm_rms_epsilon": 1e-6}, "'attention.layer_norm_rms_epsilon'"),
         ("qwen", {"feed_forward_length": 1}, "qwen.feed_forward_length = 0"),
         ("qwen3", {"expert_count": 8}, "expert_count = 8"),
+        ("qwen3moe", {"expert_count": 1}, "qwen3moe.expert_count = 1, wanted a whole number from 2"),
+        ("qwen3moe", {"expert_gating_func": 9}, "expert_gating_func = 9, llmc knows: 1, 2, 3"),
+        ("qwen3moe", {"expert_gating_func": [1]}, r"expert_gating_func = \[1\]"),
+        ("qwen3moe", {"expert_weights_norm": 1}, "expert_weights_norm = 1, wanted a boolean"),
+        ("deepseek", {"leading_dense_block_count": 2}, r"leading_dense_block_count = 2, but layers \[0, 1, 2"),
+        ("glm4moe", {"nextn_predict_layers": LAYERS}, "nextn_predict_layers = 7, wanted a whole number below"),
+        ("glm4moe", {"nextn_predict_layers": -1}, "nextn_predict_layers = -1"),
+        ("bert", {"pooling_type": 0}, "bert.pooling_type = 0, llmc knows: 1, 2, 3"),
+        ("bert", {"pooling_type": True}, "bert.pooling_type = True"),
+        ("bert", {"attention__causal": True}, "attention.causal = True, llmc knows: False"),
     ],
 )
 def test_values_that_are_refused(kind: str, changes: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,13 @@ from tokenizers import Tokenizer, pre_tokenizers
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.frontends.gguf.file import read_gguf
 from llmc.frontends.gguf.pretokenizers import PRE_TOKENIZERS
-from llmc.frontends.gguf.tokenizer import adds_bos_by_default, make_tokenizer
+from llmc.frontends.gguf.tokenizer import adds_bos_by_default, ends_by_default, make_tokenizer
 from llmc.frontends.source import open_model
+from llmc.frontends.tokenizers.sentencepiece_model import read_model
 
-HARD_TEXTS = [
-    "",
-    " ",
-    "Hello world",
-    " leading, trailing ",
-    "1234567890 12 3.14 1,000",
-    "a1b22c333",
-    "½ ² Ⅳ ٣٤٥ 五",
-    "🦙🚀😶‍🌫️ 👨‍👩‍👧‍👦 🇫🇷",
-    "我想在apple工作1314151天～ 日本語 한국어",
-    "مرحبا بالعالم नमस्ते Cửa Việt",
-    "\x00\x01\x1f\x7f\x85\xa0\u200b\ufeff",
-    "\t\t  \n\n \r\n x\n\n\n",
-    " " * 200 + "x" + " " * 7,
-    "\n" * 33,
-    "def f(x):\n\treturn x**2  # squared\n\n\n    if y != {'k': [1]}:\n",
-    "y'all 'S 'LL it's I'm don’t 'ſ",
-    "e\u0301 é ﬁ Å \U0010ffff",
-    "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
-    "<|endoftext|><repo_name>x<|im_start",
-    "https://example.org/?q=a%20b&c=d#e",
-]
+sys.path.insert(0, str(Path(__file__).parent))
+from hard_texts import HARD_TEXTS
+from tokenizer_cases import CASES, processor, train
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -162,7 +145,7 @@ PLAIN_TEXTS = [text for text in HARD_TEXTS if "<|" not in text and "\0" not in t
 def test_sentencepiece_ids(sentencepiece: Any, text: str) -> None:
     tokenizer = Tokenizer.from_buffer(make_tokenizer(sentencepiece_metadata(sentencepiece)))
     assert ids(tokenizer, text) == sentencepiece.encode(text)
-    assert tokenizer.decode(ids(tokenizer, text)) == text
+    assert tokenizer.decode(ids(tokenizer, text)) == text.replace("▁", " ")
 
 
 def test_sentencepiece_without_space_prefix(sentencepiece: Any) -> None:
@@ -191,6 +174,69 @@ def test_sentencepiece_metadata_that_is_refused(sentencepiece: Any, keys: dict[s
         make_tokenizer(sentencepiece_metadata(sentencepiece) | changed)
 
 
+def test_unigram_ids() -> None:
+    """Kind t5: SentencePiece's own, with its map of characters as GGUF keeps it."""
+    data = train()
+    model = read_model(data)
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": [piece.text for piece in model.pieces],
+        "tokenizer.ggml.scores": [piece.score for piece in model.pieces],
+        "tokenizer.ggml.token_type": [piece.kind for piece in model.pieces],
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+        "tokenizer.ggml.precompiled_charsmap": list(model.rules.charsmap),
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    tokenizer, reference = Tokenizer.from_buffer(make_tokenizer(metadata)), processor(data)
+    for text in HARD_TEXTS:
+        assert ids(tokenizer, text) == reference.encode(text), text
+    assert ends_by_default(metadata) == 2
+    assert ends_by_default(metadata | {"tokenizer.ggml.add_eos_token": False}) is None
+    assert not adds_bos_by_default(metadata)
+    with pytest.raises(SourceError, match=r"precompiled_charsmap is \[300\], wanted bytes"):
+        make_tokenizer(metadata | {"tokenizer.ggml.precompiled_charsmap": [300]})
+    with pytest.raises(SourceError, match="precompiled_charsmap is damaged"):
+        make_tokenizer(metadata | {"tokenizer.ggml.precompiled_charsmap": [7] * 100})
+
+
+def test_wordpiece_ids(tmp_path: Path) -> None:
+    """Kind bert: a GGUF file marks where words begin."""
+    reference = CASES["BERT"].make(tmp_path)
+    words = (tmp_path / "vocab.txt").read_text(encoding="utf-8").split()
+    special = [word for word in words if word[0] == "[" and word[-1] == "]" and len(word) > 2]
+    tokens = [w if w in special else w[2:] if w.startswith("##") else f"▁{w}" for w in words]
+    metadata = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if word in special else 1 for word in words],
+        "tokenizer.ggml.unknown_token_id": words.index("[UNK]"),
+        "tokenizer.ggml.seperator_token_id": words.index("[SEP]"),
+    }
+    tokenizer = Tokenizer.from_buffer(make_tokenizer(metadata))
+    for text in HARD_TEXTS:
+        assert ids(tokenizer, text) == reference(text), text
+    assert adds_bos_by_default(metadata)
+    assert ends_by_default(metadata) == words.index("[SEP]")
+    with pytest.raises(SourceError, match="unknown_token_id is 10000, wanted an id"):
+        make_tokenizer(metadata | {"tokenizer.ggml.unknown_token_id": 10000})
+
+
+def test_pieces_with_merges() -> None:
+    """Kind gemma4: the merges are in the file, and newlines stand apart."""
+    tokens = ["<unk>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab", "\n", "\n\n"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3] + [6] * 256 + [1] * 7,
+        "tokenizer.ggml.merges": ["a b", "▁ ab", "\n \n"],
+    }
+    tokenizer = Tokenizer.from_buffer(make_tokenizer(metadata))
+    assert tokenizer.encode(" ab\n\nab é<bos>").tokens == [
+        "▁ab", "\n\n", "ab", "▁", "<0xC3>", "<0xA9>", "<bos>",
+    ]  # fmt: skip
+    assert tokenizer.decode(ids(tokenizer, " ab\n\nab é")) == " ab\n\nab é"
+
+
 VOCABULARIES = os.environ.get("LLMC_GGUF_VOCABS", "")
 
 
@@ -210,4 +256,4 @@ def test_llama_cpp_vocabularies() -> None:
         for line, numbers in zip(lines, wanted.read_text().split("\n"), strict=False):
             assert ids(tokenizer, line) == [int(number) for number in numbers.split()], path.name
         checked.append(path.name)
-    assert len(checked) >= 9
+    assert len(checked) >= 13

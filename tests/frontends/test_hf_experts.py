@@ -71,6 +71,10 @@ def test_what_a_config_leaves_out() -> None:
     assert (qwen.count, qwen.used, qwen.ffn, qwen.shared_ffn, qwen.renormalize) == (60, 4, 1408, 5632, False)
     assert derive("qwen2_moe", num_experts=8, norm_topk_prob=True).experts.renormalize
     assert derive("qwen3_moe", num_local_experts=16).experts.count == 16
+    dense, sparse = ["dense"], ["sparse"]
+    assert derive("hy_v3", mlp_layer_types=sparse + 2 * dense + 3 * sparse).experts.layers == (0, 3, 4, 5)
+    assert derive("hy_v3").experts.layers == (1, 2, 3, 4, 5)
+    assert derive("exaone_moe", first_k_dense_replace=4).experts.layers == (4, 5)
     glm = derive("glm4_moe", n_shared_experts=2, moe_intermediate_size=32).experts
     assert (glm.routing, glm.bias, glm.shared_ffn, glm.layers) == ("sigmoid", True, 64, (1, 2, 3, 4, 5))
 
@@ -102,6 +106,9 @@ def test_layers_beyond_the_last_are_not_read(tiny_model: Callable[..., Path], tm
         ("qwen3_moe", {"moe_intermediate_size": 100}, "experts.ffn = 100, wanted a multiple of 16"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias is set: llmc has no biases of experts"),
         ("mixtral", {"expert_dropout": 1}, "unknown keys"),
+        ("hy_v3", {"mlp_layer_types": ["dense"] * 5}, "'dense'], wanted 6 times dense or sparse"),
+        ("hy_v3", {"mlp_layer_types": ["dense"] * 6}, "experts.layers has no layer"),
+        ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha = 1.5, llmc knows: 1.702"),
     ],
 )
 def test_refused(model_type: str, config: dict[str, Any], message: str) -> None:

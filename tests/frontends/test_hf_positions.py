@@ -134,7 +134,7 @@ def test_scaling() -> None:
         spec = derive("llama", rope_theta=5e5, **{key: LLAMA3})
         assert spec.scaling == Scaling("llama3", 8.0, 32, low=1.0, high=4.0)
         assert spec.position.theta == 5e5
-    assert derive("llama", rope_scaling={"type": "dynamic", "factor": 2.0}).scaling is None
+    assert derive("llama", rope_scaling={"type": "dynamic", "factor": 2.0}).scaling == Scaling("dynamic", 2.0, 128)
     yarn = derive("qwen2", rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32})
     assert yarn.scaling == Scaling("yarn", 4.0, 32, low=1.0, high=32.0, magnitude=1 + 0.1 * math.log(4))
     spelled = {"beta_fast": 16, "beta_slow": 2.0, "attention_factor": 0.5, "truncate": False}
@@ -152,6 +152,49 @@ def test_scaling() -> None:
         )
         magnitude = math.sqrt(1 + math.log(4) / math.log(32))
         assert long.scaling == Scaling("longrope", 4.0, 32, magnitude=magnitude, short=(1.0,) * 8, long=(2.0,) * 8)
+
+
+def test_an_alpha_makes_the_base_grow_for_good() -> None:
+    table = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    found = derive("hunyuan_v1_dense", rope_theta=1e4, rope_scaling=table)
+    assert found.scaling is None
+    assert found.position.theta == pytest.approx(1e4 * 1000 ** (16 / 14))
+    with pytest.raises(LlmcError, match="rope_scaling has unknown keys 'alpha'"):
+        derive("llama", rope_scaling=table)
+    with pytest.raises(LlmcError, match=r"rope_scaling.alpha = 'x', wanted a number"):
+        derive("hunyuan_v1_dense", rope_scaling=table | {"alpha": "x"})
+    with pytest.raises(LlmcError, match="original_max_position_embeddings = 64, wanted max_position_embeddings = 128"):
+        derive("llama", rope_scaling={"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64})
+
+
+def test_a_number_of_one_other_that_is_not_whole() -> None:
+    sizes = {"d_model": 65, "num_layers": 2, "attention_heads": 5, "ffn_dim": 64, "vocab_size": 100}
+    with pytest.raises(LlmcError, match="d_model = 65 makes pairs no whole number, and pairs is not given"):
+        derive_spec({"model_type": "xglm", "max_position_embeddings": 64, **sizes}, {}, "x", None)
+
+
+def test_a_list_of_bases() -> None:
+    listed = derive("granite_swa", layer_rope_theta=[5e4, 1e4, 0, 1e4, 5e4, 0, 1e4])
+    assert listed.position.theta == 5e4
+    assert listed.position.plain_layers == (2, 5)
+    assert listed.window
+    assert listed.window.theta == 1e4
+    for bases, message in (
+        ([1e4] * 6, "wanted 7 numbers"),
+        ([1e4, 2e4, 3e4, 2e4, 1e4, 2e4, 2e4], "has one base for"),
+        ([10**400] * 7, "layer_rope_theta = 1000"),  # beyond any float
+    ):
+        with pytest.raises(LlmcError, match=message):
+            derive("granite_swa", layer_rope_theta=bases)
+
+
+def test_windows_given_by_what_is_on_both_sides() -> None:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "head_dim")}
+    config = {**sizes, "local_attention": 10, "model_type": "modernbert-decoder"}
+    decoder = derive_spec(config, {}, "x", None)
+    assert decoder.window == Window(size=5, layers=(1, 2, 4, 5), theta=1e4)
+    config |= {"model_type": "modernbert", "architectures": ["ModernBertModel"], "global_attn_every_n_layers": 2}
+    assert derive_spec(config, {}, "x", None).window == Window(size=6, layers=(1, 3, 5), theta=1e4)
 
 
 def test_layers_with_a_window_can_be_unscaled() -> None:

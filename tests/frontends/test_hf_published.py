@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
-from llmc.compiler.spec import ModelSpec
+from llmc.compiler.spec import Latent, ModelSpec, cached_heads, weight_count
 from llmc.frontends.hf.config import derive_spec
 
 GPT2 = """{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
@@ -100,6 +101,34 @@ BERT_MULTILINGUAL = """{"architectures": ["BertForMaskedLM"], "attention_probs_d
 "pooler_type": "first_token_transform", "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0",
 "type_vocab_size": 2, "use_cache": true, "vocab_size": 119547}"""
 
+DEEPSEEK_V2_LITE = """{"architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}, "aux_loss_alpha": 0.001, "bos_token_id": 100000,
+"eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+"initializer_range": 0.02, "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+"model_type": "deepseek_v2", "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+"n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts_per_tok": 6,
+"num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": null, "qk_nope_head_dim": 128,
+"qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+"mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096, "type": "yarn"},
+"rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": true,
+"tie_word_embeddings": false, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
+"transformers_version": "4.33.1", "use_cache": true, "v_head_dim": 128, "vocab_size": 102400}"""
+
+DEEPSEEK_V3 = """{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "aux_loss_alpha": 0.001, "bos_token_id": 0,
+"eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+"initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+"model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+"n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8,
+"num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
+"q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {
+"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+"rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+"routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": true, "tie_word_embeddings": false,
+"topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
+"use_cache": true, "v_head_dim": 128, "vocab_size": 129280}"""
+
 
 def derive(text: str) -> ModelSpec:
     config: dict[str, Any] = json.loads(text)
@@ -120,6 +149,8 @@ def derive(text: str) -> ModelSpec:
         (BAICHUAN2_13B, (125696, 5120, 40, 13696, 4096)),
         (DEEPSEEK_MOE_16B, (102400, 2048, 28, 10944, 4096)),
         (BERT_MULTILINGUAL, (119547, 768, 12, 3072, 512)),
+        (DEEPSEEK_V2_LITE, (102400, 2048, 27, 10944, 163840)),
+        (DEEPSEEK_V3, (129280, 7168, 61, 18432, 163840)),
     ],
 )
 def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
@@ -149,3 +180,17 @@ def test_what_is_special() -> None:
     assert experts.layers == tuple(range(1, 28))
     assert not experts.renormalize
     assert derive(BERT_MULTILINGUAL).head.transform
+
+
+def test_latent_attention() -> None:
+    lite, large = derive(DEEPSEEK_V2_LITE), derive(DEEPSEEK_V3)
+    assert lite.latent == Latent(q_rank=0, kv_rank=512, plain_dim=128, rope_dim=64, value_dim=128)
+    assert large.latent == Latent(q_rank=1536, kv_rank=512, plain_dim=128, rope_dim=64, value_dim=128)
+    assert cached_heads(lite) == cached_heads(large) == (1, 576)
+    for spec, mscale in ((lite, 0.707), (large, 1.0)):
+        assert spec.attention.scale == pytest.approx((1 + 0.1 * mscale * math.log(40)) ** 2 / math.sqrt(192))
+        assert spec.scaling
+        assert (spec.scaling.kind, spec.scaling.magnitude) == ("yarn", 1.0)
+    assert (large.experts.groups, large.experts.groups_used, large.experts.routing) == (8, 4, "sigmoid")
+    assert weight_count(lite) == 15_706_484_224
+    assert weight_count(large) == 671_026_419_200

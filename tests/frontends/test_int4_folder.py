@@ -141,7 +141,7 @@ def test_a_given_spec(gptq: Path) -> None:
 AWQ, GPTQ = config_of("awq", 64), config_of("gptq", 32)
 BAD_CONFIG: dict[str, tuple[Any, list[str]]] = {
     "text": ("awq", ["quantization_config = 'awq', wanted a table or null"]),
-    "method": (AWQ | {"quant_method": "bitsandbytes"}, ["quant_method is 'bitsandbytes', llmc keeps: awq, gptq; for"]),
+    "method": (AWQ | {"quant_method": "bitsandbytes"}, ["quant_method is 'bitsandbytes', llmc keeps: awq, gptq, "]),
     "method list": (AWQ | {"quant_method": ["awq"]}, ["quant_method is ['awq']"]),
     "none": ({"bits": 4, "group_size": 64}, ["quant_method is None"]),
     "bits": (AWQ | {"bits": 8}, ["quantization_config.bits = 8, llmc reads 4 with quant_method awq"]),

@@ -208,24 +208,7 @@ def test_both_files_make_one_tokenizer(sentencepiece: Any) -> None:
     from llmc.frontends.llama2c.tokenizer import _read_bin
 
     plain = _read_bin(tokenizer_bin(sentencepiece))
-    own = read_model(sentencepiece.serialized_model_proto())
-    assert own.pop("tokenizer.ggml.add_space_prefix") is True
-    assert plain == own
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "normalizer_spec.remove_extra_whitespaces = 1, wanted 0"),
-        ({"model_type": "unigram"}, "trainer_spec.model_type = 1, wanted 2"),
-        ({"byte_fallback": False}, "trainer_spec.byte_fallback = 0, wanted 1"),
-        ({"normalization_rule_name": "nmt_nfkc"}, "precompiled_charsmap"),
-        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix = 1"),
-    ],
-)
-def test_sentencepiece_models_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SourceError, match=message):
-        read_model(train(**options).serialized_model_proto())
+    assert plain == read_model(sentencepiece.serialized_model_proto())
 
 
 def test_the_files_beside_it(write: Callable[..., Path], sentencepiece: Any, tmp_path: Path) -> None:
@@ -243,7 +226,7 @@ def test_the_files_beside_it(write: Callable[..., Path], sentencepiece: Any, tmp
         data + struct.pack("<fI", 0, 0): "token 340 of 0 bytes",
         data + struct.pack("<fI", 0, 1) + b"\xff": "is not UTF-8",
         data + b"1234567": "ends within token 340",
-        struct.pack("<I", 9) + struct.pack("<f", float("nan")) + data[8:]: "scores is .*wanted 340 finite",
+        struct.pack("<I", 9) + struct.pack("<f", float("nan")) + data[8:]: "wanted 340 finite",
     }
     for changed, message in cases.items():
         tokens.write_bytes(changed)

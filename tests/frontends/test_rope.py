@@ -62,6 +62,24 @@ def test_scaled_frequencies(scaling: Scaling, table: dict[str, Any]) -> None:
     assert not np.allclose(expected, Rope(10000.0, 1.0, None).frequencies(SIZE, CONTEXT), rtol=1e-3)
 
 
+def test_dynamic_scaling_grows_with_the_context() -> None:
+    scaling = Scaling("dynamic", 4.0, CONTEXT)
+    plain = Rope(10000.0, 1.0, None).frequencies(SIZE, CONTEXT)
+    np.testing.assert_array_equal(Rope(10000.0, 1.0, scaling).frequencies(SIZE, CONTEXT), plain)
+    for longer in (CONTEXT + 1, 4 * CONTEXT):
+        expected, magnitude = _reference({"rope_type": "dynamic", "factor": 4.0}, CONTEXT, longer)
+        rope = Rope(10000.0, 1.0, scaling)
+        np.testing.assert_allclose(rope.frequencies(SIZE, longer), expected, rtol=2e-6)
+        assert rope.magnitude == magnitude
+
+
+def test_backwards_turns_by_the_negative_angle() -> None:
+    for scaling, _ in [(None, {}), *CASES]:
+        forwards = Rope(10000.0, 1.0, scaling).frequencies(SIZE, CONTEXT)
+        found = Rope(10000.0, 1.0, scaling, backwards=True).frequencies(SIZE, CONTEXT)
+        np.testing.assert_array_equal(found, -forwards)
+
+
 def test_longrope_within_the_original_context() -> None:
     scaling, table = CASES[-1]
     expected, _ = _reference(table, scaling.original_context, scaling.original_context)

@@ -14,6 +14,7 @@ from llmc.frontends.gguf.architectures import ARCHITECTURES
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 import gguf_cases
 from family_cases import CASES, REMOTE
+from translator_cases import TRANSLATORS
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +37,12 @@ def test_every_case_is_of_its_family(maker: ModuleType, root: Path) -> None:
             assert families[row.case] == Path(row.source).stem, row
         elif row.test == maker.GGUF:
             assert gguf_cases.CASES[row.case][0] in ARCHITECTURES, row
+        elif row.test == maker.TRANSLATORS:
+            assert TRANSLATORS[row.case][0] == Path(row.source).stem, row
         else:
             assert f"def {row.case}(" in (root / row.test).read_text(encoding="utf-8"), row
 
 
 def test_all_are_there(maker: ModuleType) -> None:
     assert len(maker.ROWS) == len({(row.shipped, row.format) for row in maker.ROWS}) == 35
-    assert [row.shipped for row in maker.ROWS if not row.test] == ["facebook_m2m100_418m"]
+    assert all(row.test for row in maker.ROWS)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
-from llmc.compiler.spec.sources import PARTS, layout, parse, part_names
+from llmc.compiler.spec.sources import PARTS, before_turning, layout, parse, part_names
 from llmc.frontends import tensor_view
 from llmc.frontends.files.mapped_file import open_mapped
 from llmc.frontends.tensor import READABLE, Tensor
@@ -117,6 +117,24 @@ def test_every_step_is_slicing(
             ours = read_as(tensor, f"t | {steps}", name, shapes, kv_heads)
             assert (ours.name, ours.stored, ours.files) == ("t", "F32", tensor.files)
             assert_reads(ours, part)
+
+
+def test_matrices_of_heads_are_turned_one_by_one(stored: MakeTensor) -> None:
+    """3 heads with 2 rows of one part and 4 of another, over 5 columns; the first part is read turned."""
+    array = np.random.default_rng(0).standard_normal((3 * 6, 5)).astype(np.float32)
+    heads = array.reshape(3, 6, 5)
+    fused, shapes = "t | k_up v_up by group", {"k_up": (3 * 5, 2), "v_up": (3 * 4, 5)}
+    turned = parse(f"{fused} | turned by group")
+    read = {name: before_turning(shape, turned, 3) if name == "k_up" else shape for name, shape in shapes.items()}
+    place = layout("k_up", turned, read, 3)
+    assert place.shape == array.shape
+    up = view(stored(array), turned, shapes["k_up"], place, 3)
+    assert up.kept is None
+    assert_reads(up, heads[:, :2].transpose(0, 2, 1).reshape(15, 2))
+    assert_reads(
+        view(stored(array), parse(fused), shapes["v_up"], layout("v_up", parse(fused), read, 3), 3),
+        heads[:, 2:].reshape(12, 5),
+    )
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (5,), (1, 1)])

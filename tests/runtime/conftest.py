@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -30,16 +28,15 @@ def _own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def reference() -> ModuleType:
+def reference(script: Callable[[str], ModuleType]) -> ModuleType:
     """The module reference_step.py."""
-    path = Path(__file__).with_name("reference_step.py")
-    spec = importlib.util.spec_from_file_location("llmc_reference_step", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("tests/runtime/reference_step.py")
+
+
+@pytest.fixture(scope="session")
+def translator(script: Callable[[str], ModuleType], reference: ModuleType) -> ModuleType:
+    """The module reference_translator.py."""
+    return script("tests/runtime/reference_translator.py")
 
 
 @pytest.fixture
@@ -51,6 +48,19 @@ def make_engine(reference: ModuleType) -> Callable[..., Engine]:
         pool = PagePool(layout, pages * 16)
         step = reference.make_step(reference.make_weights(), pool.layers, calls)
         return Engine(step, pool, reference.VOCAB, reference.CONTEXT, chunk)
+
+    return make
+
+
+@pytest.fixture
+def make_translator(reference: ModuleType, translator: ModuleType) -> Callable[..., Engine]:
+    """A function `(pages=64, chunk=512, calls=[]) -> Engine` over the NumPy step and encode."""
+
+    def make(pages: int = 64, chunk: int = 512, calls: list[tuple[str, int]] | None = None) -> Engine:
+        layout = KvLayout(reference.LAYERS, reference.KV_HEADS, reference.HEAD_DIM, "f32")
+        pool = PagePool(layout, pages * 16)
+        step, encode = translator.make_functions(translator.make_weights(), pool.layers, [] if calls is None else calls)
+        return Engine(step, pool, reference.VOCAB, reference.CONTEXT, chunk, encode)
 
     return make
 
@@ -163,7 +173,7 @@ def fake_artifact(tmp_path: Path) -> Path:
     weights, size = contents["weights.safetensors"], 8192
     chunks = [hashlib.sha256(weights[at : at + size]).hexdigest() for at in range(0, len(weights), size)]
     manifest = {
-        "format": 2,
+        "format": 3,
         "task": "generate",
         "pooling": None,
         "name": "tiny",
@@ -182,7 +192,18 @@ def fake_artifact(tmp_path: Path) -> Path:
         "variants": [{"file": "lib/cpu-test.so", "name": "cpu-test", "arch": platform.machine(), "requires": []}],
         "runtime": "lib/libtvm_runtime.so",
         "weights": {"file": "weights.safetensors", "chunk_bytes": size, "chunks": chunks, "order": order},
-        "tokens": {"bos": 0, "eos": [1], "add_bos": True, "end": None, "special": {"bos_token": "<s>"}},
+        "tokens": {
+            "bos": 0,
+            "eos": [1],
+            "add_bos": True,
+            "end": None,
+            "start": None,
+            "forced": [],
+            "suppressed": [],
+            "special": {"bos_token": "<s>"},
+        },
+        "languages": {},
+        "prefixes": {},
         "chat_template": "chat_template.jinja",
         "tokenizer": "tokenizer.json",
         "generation": {},

@@ -14,6 +14,7 @@ import pytest
 from llmc.runtime import cpu, integrity, library
 from llmc.runtime.artifact import inspect, open_artifact, verify
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.manifest import FORMAT
 from llmc.runtime.model import load
 
 Reseal = Callable[[Path, dict[str, Any]], None]
@@ -33,7 +34,7 @@ def _no_library_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         pytest.fail("a library was loaded")
 
-    monkeypatch.setattr(library, "load_step", fail)
+    monkeypatch.setattr(library, "load_functions", fail)
     monkeypatch.setattr("ctypes.CDLL", fail)
 
 
@@ -144,7 +145,7 @@ def test_an_unwritable_memory_is_no_error(fake_artifact: Path, monkeypatch: pyte
 
 
 def test_a_newer_format(fake_artifact: Path, reseal: Reseal) -> None:
-    reseal(fake_artifact, {"format": 3, "surprise": 1})
+    reseal(fake_artifact, {"format": FORMAT + 1, "surprise": 1})
     assert "made by a newer llmc" in refused(fake_artifact)
 
 
@@ -156,6 +157,15 @@ def test_unknown_and_missing_keys_are_all_named(fake_artifact: Path, reseal: Res
     reseal(fake_artifact, manifest)
     text = refused(fake_artifact)
     assert all(word in text for word in ("'vocab'", "'colour'", "'extra'"))
+
+
+def test_names_of_the_manifest_s_own_choice_are_told_on_one_line(fake_artifact: Path, reseal: Reseal) -> None:
+    manifest = manifest_of(fake_artifact)
+    manifest["files"]["a\nb"] = {"sha256": "x", "bytes": 1}
+    reseal(fake_artifact, manifest)
+    text = refused(fake_artifact)
+    assert "files.'a\\nb'.sha256" in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -171,18 +181,46 @@ def test_unknown_and_missing_keys_are_all_named(fake_artifact: Path, reseal: Res
         ("files", {"../evil": {"sha256": "0" * 64, "bytes": 1}}),
         ("files", {}),
         ("weights", {"file": "weights.safetensors", "chunk_bytes": 0, "chunks": [], "order": []}),
-        ("tokens", {"bos": None, "eos": [], "add_bos": True, "end": None, "special": {}}),
-        ("tokens", {"bos": 0, "eos": [], "add_bos": True, "end": 97, "special": {}}),
         ("task", "embed"),
         ("task", "translate"),
         ("pooling", {"kind": "mean", "normalize": True}),
-        ("tokens", {"bos": 97, "eos": [], "add_bos": True, "end": None, "special": {}}),
+        ("languages", {"fr": 97}),
+        ("languages", ["fr"]),
+        ("prefixes", {"en to de": 5}),
     ],
 )
 def test_values_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: str, value: Any) -> None:
     reseal(fake_artifact, manifest_of(fake_artifact) | {key: value})
     refused(fake_artifact)
     refused(fake_artifact, inspect)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("bos", None, "add_bos is true"),
+        ("bos", 97, "bos 97"),
+        ("end", 97, "end 97"),
+        ("eos", [1, 97], "eos 97"),
+        ("forced", [97], "forced 97"),
+        ("suppressed", [97], "suppressed 97"),
+        ("start", 0, "translate and a tokens.start go together"),
+    ],
+)
+def test_token_ids_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: str, value: Any, said: str) -> None:
+    manifest = manifest_of(fake_artifact)
+    manifest["tokens"][key] = value
+    reseal(fake_artifact, manifest)
+    assert said in refused(fake_artifact)
+
+
+def test_a_translator_s_manifest(fake_artifact: Path, reseal: Reseal) -> None:
+    manifest = manifest_of(fake_artifact) | {"task": "translate", "languages": {"fr": 96}, "prefixes": {"a to b": "x "}}
+    manifest["tokens"] |= {"start": 0, "forced": [4], "suppressed": [5, 6]}
+    reseal(fake_artifact, manifest)
+    read = open_artifact(fake_artifact).manifest
+    assert (read.task, read.start, read.forced, read.suppressed) == ("translate", 0, (4,), (5, 6))
+    assert (read.languages, read.prefixes) == ({"fr": 96}, {"a to b": "x "})
 
 
 @pytest.mark.parametrize(
@@ -216,7 +254,7 @@ def test_manifests_that_are_no_json(fake_artifact: Path, text: bytes) -> None:
 
 
 def test_lone_surrogates_in_the_manifest(fake_artifact: Path) -> None:
-    (fake_artifact / "manifest.json").write_text('{"format": 2, "name": "\\ud800"}')
+    (fake_artifact / "manifest.json").write_text('{"format": 3, "name": "\\ud800"}')
     assert "damaged" in refused(fake_artifact)
 
 

@@ -18,7 +18,8 @@ from llmc.targets.build import compile_module
 from llmc.targets.lower import KERNELS, lower
 
 # Rewritten by pack_weights, or computed at compile time.
-WITHOUT_KERNEL = {"embedding", "linear", "experts_in", "experts_out", "pack"}
+REWRITTEN = {"embedding", "linear", "head_linear", "experts_in", "experts_out"}
+WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"}
 
 
 def _step(format: str) -> tvm.IRModule:

@@ -1,0 +1,58 @@
+"""Writes the two large parts of an artifact: the stored weights, and the library."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from llmc.compiler import artifact
+
+if TYPE_CHECKING:
+    from llmc.compiler.evaluate import StoredWeight
+    from llmc.targets.target import Target
+
+Progress = Callable[[str, int, int], None]
+PACKING_THREADS = 2  # packing is NumPy on large arrays, which runs without the interpreter lock
+
+
+def write_weights(folder: Path, stored: list[StoredWeight], source: Any, report: Progress) -> dict[str, Any]:
+    """Compute the stored weights from `source` and write them in order; the manifest's section on them."""
+    from threadpoolctl import threadpool_limits
+
+    def arrays() -> Iterator[NDArray[Any]]:
+        """In order, computed a few ahead: memory holds `PACKING_THREADS` + 1 weights at most."""
+        # A BLAS of many threads would make the small products of compensation wait for one another, ten times as long.
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(PACKING_THREADS) as pool:
+            ahead = [pool.submit(w.compute, source) for w in stored[:PACKING_THREADS]]
+            for number in range(len(stored)):
+                result = ahead.pop(0).result()
+                if number + PACKING_THREADS < len(stored):
+                    ahead.append(pool.submit(stored[number + PACKING_THREADS].compute, source))
+                yield result
+
+    path = folder / artifact.WEIGHTS
+    return artifact.write_weights(path, stored, arrays(), lambda done: report("weights", done, len(stored)))
+
+
+def write_library(folder: Path, lower: Callable[[], Any], target: Target, report: Progress) -> dict[str, Any]:
+    """Machine code of the module that `lower` gives, for one target, and TVM's runtime beside it.
+
+    Returns the manifest's entry of the variant.
+    """
+    import tvm
+
+    from llmc.targets.build import compile_module
+
+    report("library", 0, 2)
+    lowered = lower()
+    report("library", 1, 2)
+    name = f"lib/{target.name}.so"
+    compile_module(lowered, target).export_library(str(folder / name), cc=target.linker)
+    shutil.copyfile(Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so", folder / "lib" / "libtvm_runtime.so")
+    report("library", 2, 2)
+    return {"file": name, "name": target.name, "arch": target.arch, "requires": list(target.requires)}

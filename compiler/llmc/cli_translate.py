@@ -1,0 +1,116 @@
+"""`llmc translate`: texts in, what an encoder-decoder makes of each out, one a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import click
+
+from llmc.cli_eval import read_text
+from llmc.cli_run import for_terminal, read_prompt
+from llmc.console import json_option, print_json, progress_bars
+from llmc.options import sampling_options, threads_option
+
+
+@click.command(
+    short_help="Translate texts, or what else a model with an encoder does.",
+    epilog="""\b
+Examples:
+  llmc translate m2m100.llmc --from en --to fr "The house is wonderful." "Good morning."
+  llmc translate t5.llmc --lines novel.txt > roman.txt
+  llmc translate t5.llmc "translate English to German: Good morning."
+  echo "The house is wonderful." | llmc translate opus-mt-en-de.llmc""",
+)
+@click.argument("artifact", metavar="NAME.llmc")
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option("--from", "source", metavar="LANGUAGE", help="What the texts are in, as `llmc inspect` names it.")
+@click.option("--to", "target", metavar="LANGUAGE", help="What to translate them into.")
+@click.option("--lines", metavar="FILE", help="Texts, one a line; '-' reads standard input.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model reads.")
+@sampling_options
+@threads_option
+@json_option
+def translate(
+    artifact: str, texts: tuple[str, ...], source: str | None, target: str | None, lines: str | None, truncate: bool,
+    threads: int | None, as_json: bool, **sampling: Any,
+) -> None:  # fmt: skip
+    """Translate each TEXT with the model in NAME.llmc, and print a line for each.
+
+    The model has an encoder, such as M2M100, MarianMT, BART or T5; one that knows many languages
+    wants --from and --to. Without a TEXT, the lines of standard input are the texts. A blank line
+    stays one, so line N is always the translation of line N.
+    """
+    wanted = _texts(texts, lines)
+    import llmc.runtime
+
+    with progress_bars() as progress:
+        model = llmc.runtime.load(artifact, threads=threads, progress=progress)
+    with model:
+        said = [text for text in wanted if text.strip()]
+        parts = model.translate_parts(said, source, target, truncate, **sampling) if said else iter(())
+        alone = len(wanted) == 1 and not as_json
+        done = _stream(parts) if alone else _print_lines(_in_order(parts), wanted, as_json)
+    if as_json:
+        print_json({"translations": done})
+        return
+    cut = sum(each["finish_reason"] != "stop" for each in done)
+    if cut and sys.stderr.isatty():
+        click.echo(f"llmc: {cut} of {len(said)} cut short; --max-tokens lets them be longer", err=True)
+
+
+def _texts(texts: tuple[str, ...], lines: str | None) -> list[str]:
+    """TEXT..., then the lines of --lines or, without either, of standard input."""
+    if lines is None and not texts and sys.stdin.isatty():
+        raise click.UsageError("No text: give some, or --lines FILE.")
+    if texts == ("-",) or (lines is None and not texts):
+        texts, lines = (), "-"
+    found = [text if text == "-" else read_prompt(text) for text in texts]
+    if lines is not None:
+        read = read_prompt("-") if lines == "-" else read_text(lines)
+        found += [line.removesuffix("\r") for line in read.removesuffix("\n").split("\n")] if read else []
+    if not found:
+        raise click.UsageError("No text: what was given is empty.")
+    return found
+
+
+def _in_order(parts: Iterable[Any]) -> Iterator[Any]:
+    """The whole of each text, in the order of the texts, as soon as it and all before it are there."""
+    whole: dict[int, Any] = {}
+    number = 0
+    for part in parts:
+        if part.done is not None:
+            whole[part.index] = part.done
+        while number in whole:
+            yield whole.pop(number)
+            number += 1
+
+
+def _stream(parts: Iterable[Any]) -> list[dict[str, Any]]:
+    """Print the only text as it is made."""
+    done = []
+    for part in parts:
+        click.echo(for_terminal(part.text), nl=False)
+        if part.done is not None:
+            done.append(_entry(part.done))
+    click.echo()
+    return done
+
+
+def _print_lines(results: Iterator[Any], wanted: list[str], as_json: bool) -> list[dict[str, Any]]:
+    """Print a line for each text, unless JSON is wanted. At a terminal the lines themselves show how far it is."""
+    done: list[dict[str, Any]] = []
+    seen = not as_json and sys.stdout.isatty()
+    with nullcontext(lambda *_: None) if seen else progress_bars() as progress:
+        for text in wanted:
+            done.append(_entry(next(results)) if text.strip() else {"text": "", "ids": [], "finish_reason": "stop"})
+            if not as_json:
+                click.echo(for_terminal(" ".join(done[-1]["text"].splitlines())))
+            progress("translate", len(done), len(wanted))
+    return done
+
+
+def _entry(result: Any) -> dict[str, Any]:
+    return {"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason}

@@ -1,0 +1,33 @@
+"""Attention of a step's rows to the sources of their sequences, whose K and V are in pages already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kv_pages import KINDS
+from llmc.targets.online_softmax import Scoring, Sight, attend, pages_of
+from llmc.targets.target import Target
+
+
+def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """q (M, H D), kv, seqs (M,), source_lengths (S,), source_indptr (S + 1,), source_ids (Q,) -> (M, H D)."""
+    heads, groups, size = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
+    kind = str(attrs["kv_dtype"])
+    dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 4, "float32"]
+    with IRBuilder() as builder, T.prim_func():
+        T.func_attr({"tirx.noalias": True})
+        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
+        kv = pages_of(kind, size)
+        q, kv.buffer, seqs, lengths, indptr, ids, out = (
+            T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
+        )
+        with T.parallel(0, shapes[0][0] * groups) as task:
+            row, group = T.floordiv(task, groups), T.floormod(task, groups)
+            last = lengths[seqs[row]] - 1
+            sight = Sight(lambda index: ids[indptr[seqs[row]] + index], last, last)
+            attend(kv, q, out, row, group, heads // groups, size, sight, Scoring(float(attrs["scale"])))
+    return builder.get()

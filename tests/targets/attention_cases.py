@@ -1,0 +1,113 @@
+"""Random inputs for the ops of attention, as kernel_cases.py has them for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from kernel_cases import Case, Rng, floats
+
+from llmc.compiler.formats import to_bf16
+from llmc.compiler.kv_pages import KINDS, page_shape
+from llmc.compiler.ops import OPS
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Some sequences' pages: of each `past` slots written before this step and `new` ones of this step's rows."""
+
+    past: list[int]
+    new: list[int]
+    ids: np.ndarray  # of all pages, in order
+    indptr: np.ndarray
+
+    @staticmethod
+    def make(rng: Rng, lengths: list[tuple[int, int]]) -> _Sequences:
+        """Pages anywhere in a pool that has two more."""
+        past, new = (list(part) for part in zip(*lengths, strict=True))
+        pages = [-(-sum(pair) // 16) for pair in lengths]
+        ids = rng.permutation(sum(pages) + 2)[: sum(pages)].astype(np.int32)
+        return _Sequences(past, new, ids, np.cumsum([0, *pages]).astype(np.int32))
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """seqs and slots of this step's rows."""
+        pairs = [(s, slot) for s, past in enumerate(self.past) for slot in range(past, past + self.new[s])]
+        seqs, slots = np.array(pairs, np.int32).T.copy()
+        return seqs, slots
+
+    def pool(self, rng: Rng, kind: str, groups: int, size: int) -> np.ndarray:
+        """Pages in which only past slots were written: the rest are any numbers, or codes with NaN as their scales."""
+        shape = (len(self.ids) + 2, *page_shape(kind, groups, size))
+        numbers = floats(rng, *shape)
+        kv = numbers if kind == "f32" else to_bf16(numbers) if kind == "bf16" else np.full(shape, 0xFF, np.uint8)
+        for s, past in enumerate(self.past):
+            for slot in range(past):
+                page = self.ids[self.indptr[s] + slot // 16]
+                KINDS[kind].store(kv, page, slot % 16, *floats(rng, 2, groups, size))
+        return kv
+
+
+def _sizes(rng: Rng) -> dict[str, Any]:
+    """Heads of a size, one to a kv head or some."""
+    groups, per_group, size = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3])), int(rng.choice(SIZES))
+    return {"heads": groups * per_group, "kv_heads": groups, "head_dim": size, "scale": size**-0.5}
+
+
+SIZES = (10, 16, 20, 64, 80)
+
+
+def attention(rng: Rng, kind: str = "", op: str = "attention", **attrs: Any) -> Case:
+    """Several sequences: each with some tokens already in its pages and some rows of this step."""
+    lengths = [(int(rng.integers(0, 40)), int(rng.integers(1, 25))) for _ in range(int(rng.integers(1, 4)))]
+    kind = kind or str(rng.choice(list(KINDS)))
+    attrs = {
+        **_sizes(rng),
+        "window": int(rng.choice([0, 0, 1, 5, 16, 17, 33])),
+        "kv_dtype": kind,
+        "soft_cap": float(rng.choice([0, 0, 0.5, 5, 50])),
+        "bias": str(rng.choice(["none", "alibi", "scaled_alibi"])),
+        "causal": int(rng.choice([1, 1, 0])),
+        **attrs,
+    }
+    attrs = {name: attrs[name] for name in OPS[op].attrs}
+    heads, groups, size = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
+    sequences = _Sequences.make(rng, lengths)
+    seqs, slots = sequences.rows()
+    qkv = floats(rng, len(seqs), (heads + 2 * groups) * size)
+    arrays = [qkv, sequences.pool(rng, kind, groups, size), seqs, slots, sequences.indptr, sequences.ids]
+    if op == "attention_with_sinks":  # some that outweigh every token, some that weigh next to nothing
+        arrays.append(floats(rng, heads) * np.float32(rng.choice([1, 5, 100])))
+    if op == "attention_by_distance":  # also distances that end inside a page, and far from where tokens are
+        arrays.append(floats(rng, heads, 2 * int(rng.choice([1, 7, 16, 100])) + 1))
+    return Case(op, arrays, attrs, (0, 1, 2, 3, 4, 5))
+
+
+def cross_attention(rng: Rng, kind: str = "") -> Case:
+    """Sources of any lengths, some of them the same pages, and rows of sequences in any order."""
+    kind = kind or str(rng.choice(list(KINDS)))
+    attrs = {**_sizes(rng), "kv_dtype": kind}
+    sources = _Sequences.make(rng, [(int(n), 0) for n in rng.choice([1, 15, 16, 17, 40], int(rng.integers(1, 4)))])
+    kv = sources.pool(rng, kind, attrs["kv_heads"], attrs["head_dim"])
+    seqs = rng.integers(0, len(sources.past), int(rng.choice([1, 3, 17]))).astype(np.int32)
+    q = floats(rng, len(seqs), attrs["heads"] * attrs["head_dim"])
+    arrays = [q, kv, seqs, np.array(sources.past, np.int32), sources.indptr, sources.ids]
+    return Case("cross_attention", arrays, attrs, (0, 1, 2, 3, 4, 5))
+
+
+def store_kv(rng: Rng, kind: str = "") -> Case:
+    """Rows of several sequences over pages that hold something already."""
+    case = attention(rng, kind)
+    rows, *places = case.arrays
+    attrs = {name: case.attrs[name] for name in OPS["store_kv"].attrs}
+    width = 2 * attrs["kv_heads"] * attrs["head_dim"]
+    return Case("store_kv", [rows[:, -width:].copy(), *places], attrs, (0, 1, 2, 3, 4, 5))
+
+
+ATTENTION_CASES: dict[str, Callable[..., Case]] = {
+    **{name: partial(attention, op=name) for name in ("attention", "attention_with_sinks", "attention_by_distance")},
+    "cross_attention": cross_attention,
+    "store_kv": store_kv,
+}

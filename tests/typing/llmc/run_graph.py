@@ -1,0 +1,1 @@
+../../../compiler/llmc/run_graph.py
