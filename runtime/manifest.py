@@ -269,6 +269,8 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
     if (manifest.task == "translate") != (manifest.start is not None):
         problems.append("task translate and a tokens.start go together")
     problems += [f"{key} {i} is not below vocab {manifest.vocab}" for key, i in _ids(manifest) if i >= manifest.vocab]
+    if not manifest.order:
+        problems.append("weights.order names no tensor")
     if manifest.add_bos and manifest.bos is None:
         problems.append("tokens.add_bos is true but tokens.bos is null")
     if tuple(raw["kv"]["page_shape"]) != manifest.kv.page_shape:

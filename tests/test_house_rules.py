@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 _COMPILE_SIDE = frozenset({"tvm", "tvm_ffi", "numpy"})
 OUTSIDE: dict[str, frozenset[str]] = {
     "compiler": _COMPILE_SIDE | {"tomli", "safetensors"},
-    # torch only for programs of torch.export, from archives that frontends/graphs/exported.py has checked.
+    # torch only for programs of torch.export, from archives that frontends/importers/exported.py has checked.
     "frontends": _COMPILE_SIDE | {"gguf", "google", "huggingface_hub", "onnx", "safetensors", "tokenizers", "torch"},
     "passes": _COMPILE_SIDE,
     "targets": _COMPILE_SIDE,
@@ -94,7 +94,7 @@ def faults(path: Path, source: str) -> list[str]:
 
 def test_one_file_imports_torch() -> None:
     found = [path for path in FILES if any(m.split(".")[0] == "torch" for _, m in imports(ast.parse(path.read_text())))]
-    assert [str(path.relative_to(ROOT)) for path in found] == ["frontends/graphs/exported.py"]
+    assert [str(path.relative_to(ROOT)) for path in found] == ["frontends/importers/exported.py"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,9 +52,16 @@ def test_help_is_as_shown(command: str, shown: str, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_commands_print_what_is_shown(smollm2_gguf: Path, minilm: Path, tmp_path: Path) -> None:
+def test_commands_print_what_is_shown(
+    smollm2_gguf: Path, minilm: Path, minilm_onnx: Path, flan_t5: Path, tmp_path: Path
+) -> None:
     (tmp_path / "SmolLM2-135M-Instruct.gguf").symlink_to(smollm2_gguf)
     (tmp_path / "all-MiniLM-L6-v2").symlink_to(minilm)
+    (tmp_path / "minilm.onnx").symlink_to(minilm_onnx)
+    (tmp_path / "flan-t5-small").symlink_to(flan_t5)
+    ids = np.array([[101, 1037, 4937, 102]])  # [CLS] a cat [SEP]
+    for name, values in (("ids", ids), ("mask", np.ones_like(ids)), ("types", np.zeros_like(ids))):
+        np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "LICENSE").symlink_to(ROOT / "LICENSE")  # a text that who reads README has
     commands = _commands(help_only=False)
     assert len(commands) >= 3

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 FOLDERS = ("compiler", "frontends", "passes", "runtime", "targets")
+OWN_MB = 4  # families, readers and the compiler too, which are only read when asked for
 INSTALLED_MB = 175  # everything that `pip install llmc` brings, numpy and tokenizers included
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ def test_it_brings_no_compiler_and_little_else(clean: Path) -> None:
     megabytes = sum(path.stat().st_size for path in own) / 1e6
     ours = sum(path.stat().st_size for path in (site / "llmc").rglob("*") if path.is_file()) / 1e6
     print(f"\ninstalled size: llmc {ours:.1f} MB, with its dependencies {megabytes:.0f} MB")
-    assert ours < 3
+    assert ours < OWN_MB
     assert megabytes < INSTALLED_MB
 
 

@@ -21,7 +21,7 @@ from llmc.compiler.formats import FORMATS
 if TYPE_CHECKING:
     import llmc.targets.target as targets
     from llmc.compiler.evaluate import StoredWeight
-    from llmc.frontends.graphs.imported import Imported
+    from llmc.frontends.importers.imported import Imported
     from llmc.passes.take_packed import Packed
 
 GRAPHS = (".onnx", ".pt2")
@@ -56,10 +56,10 @@ def write_graph(request: Request, target: targets.Target, report: Any) -> dict[s
 
 def _imported(path: Path) -> Imported:
     if path.suffix == ".pt2":
-        from llmc.frontends.graphs.exported import import_exported
+        from llmc.frontends.importers.exported import import_exported
 
         return import_exported(path)
-    from llmc.frontends.graphs.onnx_graph import import_onnx
+    from llmc.frontends.importers.onnx_graph import import_onnx
 
     return import_onnx(path)
 
@@ -74,7 +74,7 @@ def _packed(graph: Imported, recipe: dict[str, str], exact: bool) -> tuple[list[
     """What is stored, in the order the step takes it, and the module of the step alone."""
     from tvm import relax
 
-    from llmc.frontends.graphs.imported import STEP
+    from llmc.frontends.importers.imported import STEP
     from llmc.passes.pack_weights import pack_weights
     from llmc.passes.take_packed import take_packed
 

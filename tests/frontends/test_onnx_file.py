@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.frontends.files.onnx_file import MAX_DEPTH, TensorReader, graphs, read_onnx
-from llmc.frontends.graphs.exported import import_exported, is_plain_size
-from llmc.frontends.graphs.onnx_graph import import_onnx
+from llmc.frontends.importers.exported import import_exported, is_plain_size
+from llmc.frontends.importers.onnx_graph import import_onnx
 from llmc.frontends.onnx_tensors import read_onnx_tensors
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))

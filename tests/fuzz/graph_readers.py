@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from reader import Reader, read_tensors
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.graphs.exported import is_plain_size
+from llmc.frontends.importers.exported import is_plain_size
 from llmc.frontends.onnx_tensors import read_onnx_tensors
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.graphs import sizes
-from llmc.frontends.graphs.emitter import Emitter
-from llmc.frontends.graphs.onnx_constants import axes_of
+from llmc.frontends.importers import sizes
+from llmc.frontends.importers.emitter import Emitter
+from llmc.frontends.importers.onnx_constants import axes_of
 
 Attrs = Mapping[str, Any]
 Convert = Callable[[Emitter, list[Any], Attrs], "list[Any]"]

@@ -27,8 +27,8 @@ from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.mapped_file import MappedFile, open_mapped
 from llmc.frontends.files.stored_zip import stored_files
 from llmc.frontends.files.strict_json import read_json
-from llmc.frontends.graphs import sizes
-from llmc.frontends.graphs.imported import LEAST_WEIGHT, STEP, Imported, Port
+from llmc.frontends.importers import sizes
+from llmc.frontends.importers.imported import LEAST_WEIGHT, STEP, Imported, Port
 from llmc.frontends.model_name import clean_name
 
 MAX_TEXT = 256 << 20  # bytes of the program's JSON

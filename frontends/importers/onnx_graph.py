@@ -19,9 +19,9 @@ from tvm import relax, tirx
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.onnx_file import DTYPES, TensorReader, need_onnx, read_onnx
-from llmc.frontends.graphs import onnx_constants, onnx_integers, onnx_ops, sizes
-from llmc.frontends.graphs.emitter import Emitter, with_weights
-from llmc.frontends.graphs.imported import STEP, Imported, Port
+from llmc.frontends.importers import onnx_constants, onnx_integers, onnx_ops, sizes
+from llmc.frontends.importers.emitter import Emitter, with_weights
+from llmc.frontends.importers.imported import STEP, Imported, Port
 from llmc.frontends.model_name import clean_name
 
 OPERATORS = {**onnx_ops.OPERATORS, **onnx_integers.OPERATORS}

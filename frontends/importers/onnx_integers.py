@@ -12,9 +12,9 @@ import numpy as np
 from tvm import relax
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.graphs.emitter import Emitter
-from llmc.frontends.graphs.onnx_constants import axes_of
-from llmc.frontends.graphs.onnx_ops import Attrs, aligned, dtype_of, nearest
+from llmc.frontends.importers.emitter import Emitter
+from llmc.frontends.importers.onnx_constants import axes_of
+from llmc.frontends.importers.onnx_ops import Attrs, aligned, dtype_of, nearest
 
 SLICE = 256  # columns; 256 * 255 * 255 < 2^24
 

@@ -12,8 +12,8 @@ from tvm_ffi import structural_map
 
 from llmc.compiler import ops
 from llmc.compiler.errors import SourceError
-from llmc.frontends.graphs import sizes
-from llmc.frontends.graphs.imported import LEAST_WEIGHT, STEP
+from llmc.frontends.importers import sizes
+from llmc.frontends.importers.imported import LEAST_WEIGHT, STEP
 
 Put = Callable[[Any], Any]
 

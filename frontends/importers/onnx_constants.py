@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.graphs import sizes
+from llmc.frontends.importers import sizes
 
 Array = NDArray[Any]
 Fold = Callable[[list[Any], Mapping[str, Any]], "Array | None"]
