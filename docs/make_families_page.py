@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llmc.frontends.gguf.encoders import REFUSED
 from llmc.frontends.hf.families import load_family
 
 PAGE = Path(__file__).with_name("families.md")
@@ -30,8 +31,12 @@ A family is a file, frontends/families/MODEL_TYPE.toml: what the keys of its con
 tensors. What the keys of such a file are, frontends/hf/families.py says. A model of a family that is not here compiles
 with a spec of its own, if its blocks are those of [the spec](spec.md).
 
-| Family | `model_type` | Tested variants |
-| --- | --- | --- |
+A folder's weights may be safetensors or PyTorch's pickles, in shards or not, for every family, and ONNX files beside a
+config.json (tests/end_to_end/test_onnx_weights.py: T5). The column GGUF has the architecture that such a file names,
+where a model of the family was tested from one.
+
+| Family | `model_type` | GGUF | Tested variants |
+| --- | --- | --- | --- |
 """
 
 ENCODERS = """
@@ -40,8 +45,8 @@ ENCODERS = """
 Vectors of texts (`llmc embed`) and words behind masks (`llmc fill`) within 1e-4 of what transformers gives
 (tests/end_to_end/test_encoders.py); sentence-transformers folders bring their pooling along.
 
-| Family | `model_type` | Tested variants |
-| --- | --- | --- |
+| Family | `model_type` | GGUF | Tested variants |
+| --- | --- | --- | --- |
 """
 
 TRANSLATORS = """
@@ -51,8 +56,8 @@ What the encoder gives and the logits of an answer within 1e-4 of what transform
 sources alone and in a batch (tests/end_to_end/test_translators.py). `llmc translate` is for them: languages are chosen
 by the tokens that M2M100, NLLB and mBART-50 have for them, or by the words that T5 wants to read before a text.
 
-| Family | `model_type` | Tested variants |
-| --- | --- | --- |
+| Family | `model_type` | GGUF | Tested variants |
+| --- | --- | --- | --- |
 """
 
 GGUF = """
@@ -60,7 +65,8 @@ GGUF = """
 
 `llmc compile FILE.gguf` derives the spec from the file's metadata for these values of `general.architecture`. Of each
 variant a tiny random model of transformers is written as llama.cpp's converter writes it, compiled and compared in the
-same way (tests/end_to_end/test_gguf_families.py). An architecture is a row in frontends/gguf/architectures.py.
+same way (tests/end_to_end/test_gguf_families.py; vectors in test_gguf_encoders.py, encoder-decoders in
+test_gguf_translators.py beside it). An architecture is a row in frontends/gguf/architectures.py.
 
 | `general.architecture` | Tested variants |
 | --- | --- |
@@ -84,14 +90,31 @@ def page() -> str:
     translators = [(variant, kind) for variant, (kind, _) in _module("translator_cases").TRANSLATORS.items()]
     tables = [(OPENING, _variants()), (ENCODERS, encoders), (TRANSLATORS, translators)]
     tested = "".join(opening + _families(cases) for opening, cases in tables)
-    return tested + GGUF + _architectures() + OTHERS + _others()
+    return tested + GGUF + _architectures() + _refused() + OTHERS + _others()
 
 
 def _families(cases: list[tuple[str, str]]) -> str:
     """Rows of a table of (variant, model_type)."""
     variants = _grouped(cases)
-    rows = [f"| {load_family(kind).title} | `{kind}` | {'; '.join(variants[kind])} |" for kind in variants]
+    files = _gguf_files()
+    rows = [
+        f"| {load_family(kind).title} | `{kind}` | {files.get(kind, '')} | {'; '.join(variants[kind])} |"
+        for kind in variants
+    ]
     return "\n".join(sorted(rows, key=str.lower)) + "\n"
+
+
+def _gguf_files() -> dict[str, str]:
+    """model_type -> the architectures that GGUF files of such models name."""
+    cases, remote = _module("gguf_cases"), {case.model_type for case in _module("family_cases").REMOTE.values()}
+    written = (cases.CASES | cases.TRANSLATORS).values()
+    # A family that transformers has not is tested by a model of another that computes the same.
+    pairs = [(kind if kind in remote else model_type, kind) for kind, model_type, _ in written]
+    pairs += [(cases.ENCODER_TYPES[kind], kind) for kind in cases.ENCODERS.values()]
+    return {
+        model_type: ", ".join(f"`{kind}`" for kind in sorted(set(kinds)))
+        for model_type, kinds in _grouped([(kind, model_type) for model_type, kind in pairs]).items()
+    }
 
 
 def _others() -> str:
@@ -104,9 +127,15 @@ def _others() -> str:
 
 def _architectures() -> str:
     cases = _module("gguf_cases")
-    decoders = [(variant, kind) for variant, (kind, _, _) in cases.CASES.items()]
-    variants = _grouped([*decoders, *cases.ENCODERS.items()])
+    written = [(variant, kind) for variant, (kind, _, _) in (cases.CASES | cases.TRANSLATORS).items()]
+    variants = _grouped([*written, *cases.ENCODERS.items()])
     return "".join(f"| `{kind}` | {'; '.join(variants[kind])} |\n" for kind in sorted(variants))
+
+
+def _refused() -> str:
+    """The architectures that are refused by name."""
+    reasons = [f"`{kind}`: {reason}" for kind, reason in REFUSED.items()]
+    return f"\nRefused, for want of a block: {'; '.join(reasons)}.\n"
 
 
 def _grouped(variants: list[tuple[str, str]]) -> dict[str, list[str]]:

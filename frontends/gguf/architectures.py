@@ -5,68 +5,12 @@ Source: llama.cpp's src/llama-arch.cpp (key and tensor names), src/llama-model.c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from llmc.frontends.gguf import latent
+from llmc.frontends.gguf import encoder_decoder, latent
+from llmc.frontends.gguf.encoders import ENCODERS
 from llmc.frontends.gguf.experts import Mixture
-
-
-@dataclass(frozen=True)
-class WindowRule:
-    """All layers but every `period`-th have a sliding window; None: all have.
-
-    Rope of these layers has base `theta` and no scaling; None: it is that of the others. `size`: the window's where the
-    file does not say it, 0 is none; None: it must. The file may say otherwise (keys `WINDOW_PERIOD`, `WINDOW_NUMBERS`).
-    """
-
-    period: int | None
-    theta: float | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True)
-class Found:
-    """What it means that a file has this tensor, in layer 0 if in any: settings, and names beyond those so far.
-
-    In the latter, "{rows}" stands for the tensor's number of rows.
-    """
-
-    tensor: str
-    settings: dict[str, Any]
-    tensors: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """`settings`: what the file does not say, as fields of the spec. `tensors`: names beyond `TENSORS`.
-
-    `numbers`, `only`, `required`, `found`: beyond those that all have. `stored`: keys whose number is the "inverse" or
-    the "double" of the spec's. `flags`: key -> settings for its values. `partial`: rope may turn a part of a head.
-    `plain_period`: the last layer of each such period has no rope. `latent`: attention is that of gguf/latent.py.
-    `yarn`: a file may have it, its ramp's ends "rounded" to whole pairs, as llama.cpp does for all, or "exact".
-
-    `scaled_embedding`: embeddings are multiplied by sqrt(hidden). `width_scaled`: numbers of layers of the models whose
-    attention scale is 1 / sqrt(hidden / heads), not 1 / sqrt(head_dim).
-    """
-
-    settings: dict[str, Any]
-    tensors: dict[str, str] = field(default_factory=dict)
-    numbers: dict[str, str] = field(default_factory=dict)
-    stored: dict[str, str] = field(default_factory=dict)
-    flags: dict[str, dict[Any, dict[str, Any]]] = field(default_factory=dict)
-    only: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
-    found: tuple[Found, ...] = ()
-    scaled_embedding: bool = False
-    width_scaled: tuple[int, ...] = ()
-    window: WindowRule | None = None
-    partial: bool = False
-    plain_period: int = 0
-    latent: bool = False
-    yarn: str = ""
-    experts: Mixture | None = None
-
+from llmc.frontends.gguf.rules import Architecture, Case, Found, WindowRule
 
 # Key after "<architecture>." -> field of the spec.
 NUMBERS = {
@@ -192,11 +136,6 @@ _SECOND_NORM = Found(
     }
     | _biases("attention_norm:attn_norm_2", "mlp_norm:attn_norm"),
 )
-# llama_pooling_type; 0 is none.
-_POOLINGS = {number: {"pooling.kind": kind} for number, kind in ((1, "mean"), (2, "first"), (3, "last"))}
-_TOKEN_TYPES = Found(
-    "token_types.weight", {"embedding.bias": True}, {"embedding_bias": "token_types.weight | row 0 of {rows}"}
-)
 _TWO_NORMS = Found(f"{_LAYER}.ffn_norm.weight", {"wiring.order": "sequential"}, {})
 
 _MULTIPLIERS = {
@@ -208,6 +147,7 @@ _HUNYUAN = _SWIGLU | _HALVES | {"attention.qk_norm": "head", "attention.qk_norm_
 _RENORMALIZED = {"experts.renormalize": True}
 
 ARCHITECTURES: dict[str, Architecture] = {
+    **ENCODERS,
     "llama": Architecture(_LLAMA, yarn="rounded", experts=Mixture(_RENORMALIZED, wide=True, optional=True)),
     "qwen2": Architecture(_SWIGLU | _HALVES, yarn="rounded"),
     "qwen2moe": Architecture(_SWIGLU | _HALVES, experts=Mixture({"experts.shared_gate": True})),
@@ -251,32 +191,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         found=(_NORM_BIASES,),
         partial=True,
     ),
-    # What reads its vectors (llama.cpp's llama-embedding, its server) divides them by their length.
-    "bert": Architecture(
-        _LAYER_NORM
-        | _LEARNED
-        | {
-            "norm.bias": True,
-            "norm.place": "sum",
-            "norm.embedding": True,
-            "norm.final": False,
-            "attention.causal": False,
-            "mlp.kind": "plain",
-            "mlp.activation": "gelu",
-            "head.kind": "hidden",
-            "pooling.normalize": True,
-        },
-        _POSITIONS
-        | _EMBEDDING_NORM
-        | {
-            "layers.{layer}.attention_post_norm": f"{_LAYER}.attn_output_norm.weight",
-            "layers.{layer}.mlp_post_norm": f"{_LAYER}.layer_output_norm.weight",
-        }
-        | _biases("attention_post_norm:attn_output_norm", "mlp_post_norm:layer_output_norm"),
-        flags={"pooling_type": _POOLINGS},
-        only={"attention.causal": (False,)},
-        required=("pooling_type",),
-        found=(_TOKEN_TYPES,),
+    "t5": Architecture(
+        encoder_decoder.SETTINGS,
+        encoder_decoder.TENSORS,
+        numbers=encoder_decoder.NUMBERS,
+        only=encoder_decoder.ONLY,
+        required=encoder_decoder.REQUIRED,
+        found=(
+            Found("enc.blk.{layer}.ffn_gate.weight", encoder_decoder.GATED, {}),
+            Found("enc.blk.1.attn_rel_b.weight", {"position.per_layer": True}, encoder_decoder.OWN_TABLES),
+            Found("dec.blk.1.attn_rel_b.weight", {"position.per_layer": True}, encoder_decoder.OWN_TABLES),
+        ),
+        encoder=True,
     ),
     "bloom": Architecture(_GPT | _ALIBI | {"norm.embedding": True}, _EMBEDDING_NORM, found=(_NORM_BIASES,)),
     "falcon": Architecture(
@@ -362,8 +288,62 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan-dense": Architecture(_HUNYUAN, _QK_NORM),
     "hunyuan-moe": Architecture(_HUNYUAN, _QK_NORM, experts=Mixture(_RENORMALIZED)),
     "exaone4": Architecture(
-        _SWIGLU | _HALVES | {"norm.place": "output", "attention.qk_norm": "head"}, _QK_NORM | _POST_NORMS
+        _SWIGLU | _HALVES | {"norm.place": "output", "attention.qk_norm": "head"},
+        _QK_NORM | _POST_NORMS,
+        window=WindowRule(period=4, size=0),
+        plain_beside=True,
     ),
+    "exaone-moe": Architecture(
+        _SWIGLU | _HALVES | {"attention.qk_norm": "head"},
+        _QK_NORM,
+        window=WindowRule(period=4),
+        plain_beside=True,
+        experts=Mixture({"experts.routing": "sigmoid"}),
+    ),
+    "afmoe": Architecture(
+        _SWIGLU | _HALVES | {"norm.place": "sandwich", "attention.qk_norm": "head", "attention.gate": "each"},
+        _QK_NORM | _POST_NORMS | {"layers.{layer}.attention_gate": f"{_LAYER}.attn_gate.weight"},
+        scaled_embedding=True,
+        window=WindowRule(period=4, size=0),
+        plain_period=4,
+        experts=Mixture({"experts.routing": "sigmoid"}),
+    ),
+    "minimax-m2": Architecture(
+        _SWIGLU | _HALVES | {"attention.qk_norm": "all"},
+        _QK_NORM,
+        partial=True,
+        experts=Mixture({"experts.routing": "sigmoid"} | _RENORMALIZED),
+    ),
+    "dbrx": Architecture(
+        _LAYER_NORM | _SWIGLU | _HALVES,
+        {"layers.{layer}.mlp_norm": f"{_LAYER}.attn_output_norm.weight"},
+        numbers={"attention.clamp_kqv": "attention.clip"},
+        experts=Mixture(_RENORMALIZED, wide=True),
+    ),
+    # llama.cpp's graph has RMS norms and plain softmax routing; the model has what is here.
+    "phimoe": Architecture(
+        _LAYER_NORM | _SWIGLU | _HALVES,
+        numbers={EPS["rms"]: "norm.eps"},
+        found=(_NORM_BIASES,),
+        window=WindowRule(period=None, size=0),
+        experts=Mixture({"experts.routing": "sparse_mixer", "experts.tolerance": 0.01}, wide=True),
+    ),
+    "chatglm": Architecture(_LLAMA, _GATE_UP, partial=True),
+    # 13B has ALiBi. The second generation normalizes its head, which files have as it is or already normalized.
+    "baichuan": Architecture(
+        _LLAMA,
+        cases=(
+            Case("sizes.layers", 40, _ALIBI),
+            Case("sizes.vocab", 125696, tensors={"head": "output.weight | normalized"}),
+        ),
+    ),
+    "apertus": Architecture(
+        _HALVES | {"mlp.kind": "plain", "mlp.activation": "xielu", "attention.qk_norm": "head"},
+        _QK_NORM
+        | {f"layers.{{layer}}.xielu_{x}": f"xielu.alpha_{y}.{{layer}}" for x, y in (("above", "p"), ("below", "n"))},
+        constants={"xielu.alpha_p": None, "xielu.alpha_n": None, "xielu.beta": 0.5, "xielu.eps": -1e-6},
+    ),
+    "jais2": Architecture(_GPT | _HALVES | {"mlp.activation": "relu_squared"}, found=(_NORM_BIASES,)),
     "pangu-embedded": Architecture(_SWIGLU | _HALVES),
     "arcee": Architecture(_PAIRS | {"mlp.kind": "plain", "mlp.activation": "relu_squared"}),
     "orion": Architecture(_LAYER_NORM | _SWIGLU | _HALVES, found=(_NORM_BIASES,)),

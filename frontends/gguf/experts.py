@@ -115,6 +115,12 @@ def own_layers(own: Mapping[str, Any], kind: str, layers: int, faults: list[str]
     return layers - beyond
 
 
+def beyond(own: Mapping[str, Any]) -> int:
+    """How many of the file's layers come after the model's own, 0 where it does not say so in a whole number."""
+    count = own.get(NEXT, 0)
+    return count if type(count) is int else 0
+
+
 def guess_ahead(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
     """The tensors of the layers after the model's own."""
     kind = metadata.get("general.architecture")

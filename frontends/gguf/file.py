@@ -21,6 +21,8 @@ from llmc.frontends.tensor import READABLE, Tensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+LISTED = ("xielu.alpha_p", "xielu.alpha_n")  # arrays of a number for each layer, which are weights
+MAX_LISTED = 1 << 12
 MAX_KEYS = 1 << 16  # real files have under 100
 MAX_TENSORS = 1 << 17
 MAX_NAME = 256  # bytes of a key or tensor name; llama.cpp allows 64 for tensors
@@ -29,7 +31,7 @@ MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 
-STRING, ARRAY, BOOL = 8, 9, 7
+STRING, ARRAY, BOOL, FLOAT = 8, 9, 7, 6
 # Type id of a metadata value -> its layout.
 SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
@@ -58,12 +60,14 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 class GgufFile:
     """`metadata`: key -> int, float, bool, str or list of these.
 
-    `tensors`: by the file's names; shapes are (N, K), slowest first.
+    `tensors`: by the file's names; shapes are (N, K), slowest first. `listed`: the numbers of arrays LISTED, each as a
+    vector of one, "KEY.0" and so on.
     """
 
     file: MappedFile
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    listed: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -181,12 +185,26 @@ def read_gguf(path: Path) -> GgufFile:
     tensor_count = cursor.count(MAX_TENSORS, 24, "tensors")
     key_count = cursor.count(MAX_KEYS, 13, "keys")
     metadata = {}
+    listed: dict[str, Tensor] = {}
     for _ in range(key_count):
         key = cursor.name("key")
+        start = cursor.at
         metadata[key] = cursor.value()
+        if key in LISTED:
+            listed |= _listed(cursor.file, key, start)
     cursor.names.clear()
     entries = [_entry(cursor) for _ in range(tensor_count)]
-    return GgufFile(cursor.file, metadata, _place(cursor, entries, _alignment(cursor, metadata)))
+    return GgufFile(cursor.file, metadata, _place(cursor, entries, _alignment(cursor, metadata)), listed)
+
+
+def _listed(file: MappedFile, key: str, start: int) -> dict[str, Tensor]:
+    """The numbers of an array that was read from `start` on; none unless they are float32."""
+    head = struct.unpack_from("<IIQ", file.data, start) if file.size - start >= 16 else (0, 0, 0)
+    kind, item, count = head
+    if (kind, item) != (ARRAY, FLOAT) or count > MAX_LISTED:
+        return {}
+    first = start + 16
+    return {f"{key}.{i}": Tensor(f"{key}.{i}", (1,), "F32", first + 4 * i, 4, file) for i in range(count)}
 
 
 def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:

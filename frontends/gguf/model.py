@@ -10,6 +10,7 @@ from llmc.compiler.errors import LlmcError, SourceError
 from llmc.compiler.spec import LIMITS, ModelSpec
 from llmc.frontends.binding import bind
 from llmc.frontends.gguf.architectures import FACTORS
+from llmc.frontends.gguf.encoder_decoder import never_used
 from llmc.frontends.gguf.experts import guess_ahead
 from llmc.frontends.gguf.file import GgufFile
 from llmc.frontends.gguf.latent import STACKED
@@ -35,12 +36,12 @@ def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
 
 def _read(file: GgufFile, path: Path, spec: ModelSpec | None) -> Source:
     factors = {name: _vector(tensor) for name, tensor in file.tensors.items() if name in FACTORS}
-    tensors = {name: _squared(tensor) for name, tensor in file.tensors.items()}
+    tensors = {name: _squared(tensor) for name, tensor in (file.listed | file.tensors).items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     spec = spec or derive_spec(file.metadata, shapes, model_stem(path), factors)
     tokenizer = check_tokenizer(make_tokenizer(file.metadata), "tokenizer.ggml.*")
     check_ids(tokenizer.vocab, spec.sizes.vocab, "tokenizer.ggml.tokens")
-    unread = {*(factors if spec.scaling else ()), *guess_ahead(file.metadata, shapes)}
+    unread = {*(factors if spec.scaling else ()), *guess_ahead(file.metadata, shapes), *never_used(shapes)}
     return Source(
         spec=spec,
         tensors=bind(spec, tensors, unread, {}, path.name),

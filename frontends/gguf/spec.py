@@ -11,7 +11,7 @@ from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
 from llmc.compiler.spec.fields import clip, near
 from llmc.frontends.assemble import assemble
-from llmc.frontends.gguf import experts, latent
+from llmc.frontends.gguf import encoder_decoder, experts, latent
 from llmc.frontends.gguf.architectures import (
     ARCHITECTURES,
     DEFAULT_THETA,
@@ -30,9 +30,9 @@ from llmc.frontends.gguf.architectures import (
     WINDOW_NUMBERS,
     WINDOW_PERIOD,
     WINDOW_SIZE,
-    Architecture,
-    WindowRule,
 )
+from llmc.frontends.gguf.refused import REFUSED
+from llmc.frontends.gguf.rules import Architecture, WindowRule
 from llmc.frontends.gguf.tokenizer import adds_bos_by_default, ends_by_default
 from llmc.frontends.gguf.yarn import yarn_settings
 from llmc.frontends.model_name import clean_name
@@ -52,13 +52,11 @@ def derive_spec(
     `stem` is its name if the metadata has none, `factors` what the tensors FACTORS that it has hold. Raises SourceError
     naming every key that is unknown, missing, refused or out of bounds.
     """
-    kind = metadata.get("general.architecture")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise SourceError(f"general.architecture is {clip(kind)}, llmc knows: {', '.join(ARCHITECTURES)}")
+    kind = _architecture(metadata)
     rule = ARCHITECTURES[kind]
     if factors:
         rule = replace(rule, numbers=rule.numbers | FACTOR_NUMBERS)
-    faults = _foreign_keys(metadata, kind)
+    faults = _foreign_keys(metadata, kind, rule.constants)
     own = {key[len(kind) + 1 :]: v for key, v in metadata.items() if key.startswith(f"{kind}.")}
     if rule.experts and rule.experts.optional and own.get(experts.COUNT, 0) == 0:
         rule = replace(rule, experts=None)
@@ -66,30 +64,71 @@ def derive_spec(
     growth = 1.0
     if rule.latent:
         own, told, growth = latent.latent_settings(own, kind, faults)
+    start = None
+    if rule.encoder:
+        own, start = encoder_decoder.encoder_settings(own, kind, faults)
     if rule.yarn:
         own, told = yarn_settings(own, kind, rule.yarn == "rounded", faults)
     faults += _only_faults(own, kind, rule)
     settings = _numbers(own, kind, metadata, rule, faults) | told
     if growth != 1 and "attention.scale" in settings:
         settings["attention.scale"] *= growth
-    layers = settings.get("sizes.layers")
-    if rule.experts and layers:
-        settings["sizes.layers"] = experts.own_layers(own, kind, layers, faults)
-        settings |= experts.expert_settings(own, kind, rule.experts, tensors, settings, faults)
+    if rule.encoder:
+        settings |= encoder_decoder.more_settings(settings, tied="output.weight" not in tensors)
+    if rule.experts and settings.get("sizes.layers"):
+        _experts(settings, own, kind, rule.experts, tensors, faults)
     tokens = _tokens(metadata, settings.get("sizes.vocab"), faults)
-    if not rule.settings.get("attention.causal", True):
-        tokens = replace(tokens, end=ends_by_default(metadata))
+    if rule.encoder or not rule.settings.get("attention.causal", True):
+        tokens = replace(tokens, end=ends_by_default(metadata), start=start)
     if faults:
         raise SourceError("; ".join(faults))
     names = TENSORS | rule.tensors | (experts.expert_names(tensors) if rule.experts else {})
     settings = rule.settings | {"head.tied": True} | _scaling(factors or {}, settings) | settings
+    settings, names = _found(settings, names, rule, tensors)
+    title = metadata.get("general.name")
+    name = clean_name(title if isinstance(title, str) else stem)
+    return assemble(name, settings, tokens, names)
+
+
+def _architecture(metadata: dict[str, Any]) -> str:
+    """Which of ARCHITECTURES the file is of."""
+    kind = metadata.get("general.architecture")
+    if isinstance(kind, str) and kind in REFUSED:
+        raise SourceError(
+            f"general.architecture is {clip(kind)}, which llmc has no block for: {REFUSED[kind]}; run it elsewhere"
+        )
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise SourceError(
+            f"general.architecture is {clip(kind)}, llmc knows: {', '.join(ARCHITECTURES)}; "
+            "compile the Hugging Face folder that the file was made from, or describe the model in a spec (--spec)"
+        )
+    return kind
+
+
+def _found(
+    settings: dict[str, Any], names: dict[str, str], rule: Architecture, tensors: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Both, with what the file's tensors and then its numbers say beyond themselves."""
     for found in (*FOUND, *rule.found):
         if shape := tensors.get(found.tensor.replace("{layer}", "0")):
             settings |= found.settings
             names = names | {ours: text.replace("{rows}", str(shape[0])) for ours, text in found.tensors.items()}
-    title = metadata.get("general.name")
-    name = clean_name(title if isinstance(title, str) else stem)
-    return assemble(name, settings, tokens, names)
+    for case in rule.cases:
+        if settings.get(case.path) == case.value:
+            settings, names = settings | case.settings, names | case.tensors
+    return settings, names
+
+
+def _experts(
+    settings: dict[str, Any], own: dict[str, Any], kind: str, rule: experts.Mixture,
+    tensors: Mapping[str, tuple[int, ...]], faults: list[str],
+) -> None:  # fmt: skip
+    """Adds what is said of experts; layers that guess ahead are none of the model's."""
+    layers = experts.own_layers(own, kind, settings["sizes.layers"], faults)
+    settings["sizes.layers"] = layers
+    for path in {"window.layers", "position.plain_layers"} & settings.keys():
+        settings[path] = tuple(layer for layer in settings[path] if layer < layers)
+    settings |= experts.expert_settings(own, kind, rule, tensors, settings, faults)
 
 
 def _scaling(factors: Mapping[str, tuple[float, ...]], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +139,17 @@ def _scaling(factors: Mapping[str, tuple[float, ...]], settings: Mapping[str, An
     return scaling | {path: values for name, values in factors.items() for path in FACTORS[name]}
 
 
-def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
+def _foreign_keys(metadata: dict[str, Any], kind: str, constants: Mapping[str, float | None]) -> list[str]:
+    """Faults of the keys that are not "`kind`."'s."""
     faults = []
-    unknown = [key for key in metadata if not key.startswith((f"{kind}.", *_IGNORED_SPACES))]
+    for key, constant in constants.items():
+        values = metadata.get(key)
+        if not isinstance(values, list) or not all(isinstance(value, float) for value in values):
+            faults.append(f"{key} = {clip(values)}, wanted a number for each layer")
+        elif constant is not None and not all(math.isclose(value, constant, rel_tol=0.01) for value in values):
+            faults.append(f"{key} = {clip(values)}, llmc knows: {constant}")
+    spaces = (f"{kind}.", *_IGNORED_SPACES)
+    unknown = [key for key in metadata if not key.startswith(spaces) and key not in constants]
     if unknown:
         faults.append(f"unknown keys {', '.join(map(clip, unknown))}")
     for key, values in _GENERAL_ONLY.items():
@@ -113,7 +160,7 @@ def _foreign_keys(metadata: dict[str, Any], kind: str) -> list[str]:
 
 def _number_keys(rule: Architecture) -> dict[str, str]:
     """Key after "<architecture>." -> field of the spec."""
-    eps = {EPS[rule.settings.get("norm.kind", "rms")]: "norm.eps"}
+    eps = {} if "norm.eps" in rule.numbers.values() else {EPS[rule.settings.get("norm.kind", "rms")]: "norm.eps"}
     numbers = {**NUMBERS, **eps, **rule.numbers, **(WINDOW_NUMBERS if rule.window else {})}
     if rule.experts:
         numbers |= experts.NUMBERS | ({} if rule.experts.wide else {experts.WIDTH: "experts.ffn"})
@@ -153,7 +200,7 @@ def _numbers(
         required += [key for key, path in numbers.items() if path in ("experts.count", "experts.used", "experts.ffn")]
     faults += [f"missing key {kind}.{key}" for key in required if key not in own]
     for key, values in rule.flags.items():
-        settings |= values.get(own[key], {}) if isinstance(own.get(key), int) else {}
+        settings |= values.get(own[key], {}) if isinstance(own.get(key), (int, str)) else {}
     for key, path in numbers.items():
         if key not in own:
             continue
@@ -194,6 +241,8 @@ def _derive(settings: dict[str, Any], own: dict[str, Any], kind: str, rule: Arch
     if layers and rule.plain_period:
         last = rule.plain_period - 1
         settings["position.plain_layers"] = tuple(range(last, layers, rule.plain_period))
+    if layers and rule.plain_beside and "window.layers" in settings:
+        settings["position.plain_layers"] = tuple(i for i in range(layers) if i not in settings["window.layers"])
 
 
 def _as_ours(value: Any, stored: str | None) -> Any:
@@ -202,6 +251,8 @@ def _as_ours(value: Any, stored: str | None) -> Any:
         return value
     if stored == "inverse":
         return 1 / value
+    if stored == "sides":
+        return value // 2 + 1
     return value // 2 if stored == "double" else value
 
 
@@ -250,12 +301,26 @@ def _window(
         settings["window.layers"] = tuple(range(layers))
         return
     period = own.get(WINDOW_PERIOD, rule.window.period)
+    if isinstance(period, list):
+        _listed_window(settings, period, layers, experts.beyond(own), f"{kind}.{WINDOW_PERIOD}", faults)
+        return
     most = int(LIMITS["sizes.layers"][1])
     if not isinstance(period, int) or isinstance(period, bool) or not 2 <= period <= most:
         faults.append(f"{kind}.{WINDOW_PERIOD} = {clip(period)}, wanted a whole number from 2 to {most}")
         return
-    # As llama.cpp's set_swa_pattern: the last of each period sees the whole text.
-    settings["window.layers"] = tuple(i for i in range(layers) if i % period < period - 1)
+    # As llama.cpp's set_swa_pattern: the first or the last of each period sees the whole text.
+    whole = 0 if rule.window.first else period - 1
+    settings["window.layers"] = tuple(i for i in range(layers) if i % period != whole)
+
+
+def _listed_window(
+    settings: dict[str, Any], windowed: list[Any], layers: int, beyond: int, key: str, faults: list[str]
+) -> None:
+    """The layers of which the file's list says that they have a window; it may leave out the `beyond` last ones."""
+    if len(windowed) not in (layers, layers - beyond) or not all(isinstance(item, bool) for item in windowed):
+        faults.append(f"{key} = {clip(windowed)}, wanted true or false for each of {layers} layers")
+        return
+    settings["window.layers"] = tuple(i for i, item in enumerate(windowed) if item)
 
 
 def _uniform(value: Any) -> Any:

@@ -35,7 +35,7 @@ def read_parts(path: Path) -> GgufFile:
     first = read_gguf(path)
     count = first.metadata.get(COUNT, 1)
     if count in (0, 1) and not first.metadata.get(NUMBER):
-        return GgufFile(first.file, _own(first.metadata), first.tensors)
+        return GgufFile(first.file, _own(first.metadata), first.tensors, first.listed)
     parts = {path.name: first}
     for name in _names(path, first)[1:]:
         real = inside(path.parent, name)
@@ -44,7 +44,7 @@ def read_parts(path: Path) -> GgufFile:
         parts[name] = read_gguf(real)
     _check(parts, count)
     tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
-    return GgufFile(first.file, _own(first.metadata), tensors)
+    return GgufFile(first.file, _own(first.metadata), tensors, first.listed)
 
 
 def _own(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -54,8 +54,9 @@ _KEYS = frozenset(
 _OTHER_KEYS = frozenset(("tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.huggingface.json"))
 _SEPARATORS = ("seperator_token_id", "separator_token_id")  # gguf.md spells it both ways
 _NAMED_TEMPLATE = "tokenizer.chat_template."
-_NOTHING_AFTER = ("add_eos_token", "add_sep_token", "remove_extra_whitespaces")
-# Kind -> keys that may only be false: the spec says what a decoder's text ends with, and it is nothing.
+_ENDS = ("add_eos_token", "add_sep_token")
+_NOTHING_AFTER = (*_ENDS, "remove_extra_whitespaces")
+# Kind -> keys that may only be false: a decoder's text ends with nothing. An encoder's ends with what the spec says.
 _MUST_BE_FALSE: dict[str, tuple[str, ...]] = {
     "gpt2": _NOTHING_AFTER,
     "gemma4": _NOTHING_AFTER,
@@ -118,7 +119,10 @@ def _check_keys(metadata: Mapping[str, Any]) -> None:
     ]
     if unknown:
         raise SourceError(f"unknown keys {', '.join(unknown)}")
+    encoder = metadata.get(f"{metadata.get('general.architecture')}.attention.causal") is False
     for key in _MUST_BE_FALSE.get(str(metadata.get(f"{PREFIX}model")), ()):
+        if encoder and key in _ENDS:
+            continue
         value = metadata.get(PREFIX + key, False)
         if value is not False:
             raise SourceError(f"{PREFIX}{key} = {clip(value)}, llmc knows only false")

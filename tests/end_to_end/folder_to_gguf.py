@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gguf_experts import describe_experts, stacked, ungated
+from gguf_experts import dbrx_blocks, describe_experts, stacked, ungated
 from gguf_latent import describe_latent, with_ups_apart
 
 # model_type -> general.architecture, where the two differ
@@ -35,6 +35,7 @@ _PERMUTED = (
     "arcee",
     "olmo",
     "deepseek",
+    "baichuan",
 )  # q and k, from halves to pairs
 _PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")  # norms
 _GROUPED = ("gptneox", "bloom", "falcon")  # attn_qkv, from groups to q k v
@@ -55,7 +56,12 @@ def write_gguf(folder: Path, path: Path, kind: str = "") -> None:
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config.vocab_size)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    weights = stacked(load_file(folder / "model.safetensors"))
+    weights = load_file(folder / "model.safetensors")
+    if kind == "dbrx":
+        weights = dbrx_blocks(weights, config.ffn_config.moe_num_experts)
+    weights = stacked(weights)
+    if kind == "apertus":
+        weights = _without_slopes(writer, weights, config.num_hidden_layers)
     if kind == "deepseek":
         weights = ungated(weights)
     if kind in _FUSED:
@@ -83,7 +89,7 @@ def _describe(writer: Any, kind: str, config: Any) -> None:
     writer.add_context_length(_first(config, _CONTEXT))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    ffn = _first(config, _FFN) or 4 * config.hidden_size
+    ffn = _first(getattr(config, "ffn_config", config), _FFN) or 4 * config.hidden_size
     writer.add_feed_forward_length(2 * ffn if kind in _FUSED else ffn)
     writer.add_head_count(config.num_attention_heads)
     if kind == "deepseek2":
@@ -120,8 +126,11 @@ def _describe_rope(writer: Any, rope: dict[str, Any], head_dim: int) -> None:
 
 def _describe_more(writer: Any, kind: str, config: Any) -> None:
     """What only some architectures say."""
-    if kind in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss"):
+    if kind in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss", "afmoe", "phimoe"):
         writer.add_sliding_window(config.sliding_window or 0)
+    if kind in ("exaone4", "exaone-moe") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -134,12 +143,19 @@ def _describe_more(writer: Any, kind: str, config: Any) -> None:
             writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(context / original) / math.log(original)))
     if kind == "falcon":
         writer.add_tensor_data_layout("jploski")
-    if kind == "olmo" and config.clip_qkv is not None:
-        writer.add_clamp_kqv(config.clip_qkv)
     if kind == "mpt":
         writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
         if config.attn_config.clip_qkv is not None:
             writer.add_clamp_kqv(config.attn_config.clip_qkv)
+    _describe_scales(writer, kind, config)
+
+
+def _describe_scales(writer: Any, kind: str, config: Any) -> None:
+    """Multipliers and bounds."""
+    if kind == "dbrx":
+        writer.add_clamp_kqv(config.attn_config.clip_qkv)
+    if kind == "olmo" and config.clip_qkv is not None:
+        writer.add_clamp_kqv(config.clip_qkv)
     if kind in ("command-r", "cohere2"):
         writer.add_logit_scale(config.logit_scale)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
@@ -155,6 +171,8 @@ def _kv_heads(config: Any) -> int:
         return int(config.num_kv_heads) if config.new_decoder_architecture else 1
     if config.model_type == "gpt_bigcode":
         return 1
+    if config.model_type == "dbrx":
+        return int(config.attn_config.kv_n_heads)
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
@@ -191,6 +209,14 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray]:
     )
     keep = np.clip((turns - low) / (high - low), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - keep) / rope["factor"] + keep)).astype(np.float32)}
+
+
+def _without_slopes(writer: Any, weights: dict[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
+    """The weights without the numbers of xIELU, which the file has as keys."""
+    for key in ("alpha_p", "alpha_n", "beta", "eps"):
+        numbers = [weights[f"model.layers.{layer}.mlp.act_fn.{key}"].item() for layer in range(layers)]
+        writer.add_array(f"xielu.{key}", [float(number) for number in numbers])
+    return {name: values for name, values in weights.items() if ".act_fn." not in name}
 
 
 def _with_fused(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -30,7 +30,17 @@ _ROUTED = {
     "norm_topk_prob": True,
 }  # fmt: skip
 
-ENCODERS = {"BERT (vectors)": "bert"}  # those of test_gguf_encoders.py
+ENCODERS = {  # those of test_gguf_encoders.py
+    "BERT (vectors)": "bert",
+    "Nomic Embed (vectors)": "nomic-bert",
+    "ModernBERT (vectors)": "modern-bert",
+}
+ENCODER_TYPES = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}  # their model_type
+TRANSLATORS: dict[str, tuple[str, str, dict[str, Any]]] = {  # those of test_gguf_translators.py
+    "T5": ("t5", "t5", {"feed_forward_proj": "relu"}),
+    "FLAN-T5": ("t5", "t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "umT5": ("t5", "umt5", {"feed_forward_proj": "gated-gelu", "num_layers": 2}),
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}),
     "Llama 3.1 (llama3 scaling)": ("llama", "llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
@@ -125,6 +135,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 2, "rope_parameters": _LLAMA3},
     ),
+    "EXAONE 4, windows": (
+        "exaone4",
+        "exaone4",
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": _LLAMA3},
+    ),
+    "ChatGLM": ("chatglm", "glm", {"head_dim": 16, "attention_bias": True}),
+    "Baichuan 7B": ("baichuan", "llama", {"num_key_value_heads": 4}),
+    "Apertus": ("apertus", "apertus", {"rope_parameters": _LLAMA3}),
+    "Jais 2": ("jais2", "jais2", {}),
     "HunYuan": ("hunyuan-dense", "hunyuan_v1_dense", {"head_dim": 24}),
     "PanGu": ("pangu-embedded", "llama", {"attention_bias": True}),
     "Mixtral": ("llama", "mixtral", {"num_local_experts": 5, "intermediate_size": 96}),
@@ -169,6 +188,46 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16,
             "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
+    "K-EXAONE": (
+        "exaone-moe",
+        "exaone_moe",
+        {
+            **_FEW, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
+            "num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
+    "Trinity": (
+        "afmoe",
+        "afmoe",
+        {
+            **_FEW, "num_dense_layers": 1, "sliding_window": 9, "num_hidden_layers": 4, "head_dim": 24,
+            "mup_enabled": True, "route_scale": 2.0, "num_shared_experts": 2,
+        },
+    ),
+    "MiniMax M2": (
+        "minimax-m2",
+        "minimax_m2",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48, "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "DBRX": (
+        "dbrx",
+        "dbrx",
+        {
+            "d_model": 64, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 1e4},
+            "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2},
+        },
+    ),
+    "Phi 3.5 MoE": (
+        "phimoe",
+        "phimoe",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48, "attention_bias": True,
+            "lm_head_bias": True, "router_jitter_noise": 0.01, "sliding_window": None,
         },
     ),
     "HunYuan MoE": (

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 _ONE = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 _NUMBERS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
-    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
 }
 _SIGMOID = ("glm4moe", "dots1")
 _TOLD = (*_SIGMOID, "deepseek2")  # that say how they route
@@ -25,12 +25,16 @@ _TOLD = (*_SIGMOID, "deepseek2")  # that say how they route
 def describe_experts(writer: Any, kind: str, config: Any) -> None:
     """The keys of a config that has experts."""
     table = config.to_dict()
+    table |= table.get("ffn_config") or {}
     for key, names in _NUMBERS.items():
         value = next((table[name] for name in names if table.get(name) is not None), None)
         if value is not None:
             writer.add_uint32(f"{kind}.{key}", value)
-    if kind in ("hunyuan-moe", "gpt-oss"):
+    if kind in ("hunyuan-moe", "gpt-oss", "minimax-m2"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
+    if kind in ("afmoe", "exaone-moe"):
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(table.get("route_scale") or table["routed_scaling_factor"])
     if kind in _TOLD:
         sigmoid = kind in _SIGMOID or config.model_type == "deepseek_v3"
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType(2 if sigmoid else 1))
@@ -62,6 +66,15 @@ def _gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{stem}gate_proj.{ending}": turned[:, ::2], f"{stem}up_proj.{ending}": turned[:, 1::2]}
 
 
+def dbrx_blocks(weights: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """DBRX's weights with `count` experts apart, each (in, out) as those of gpt-oss."""
+    found = {name: values for name, values in weights.items() if ".experts.mlp." not in name}
+    for name in weights.keys() - found.keys():
+        apart = weights[name].reshape(count, -1, weights[name].shape[-1])
+        found[name] = apart if name.endswith(".w2") else apart.swapaxes(1, 2)
+    return found
+
+
 def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights with each layer's experts in one tensor; gate and up apart, where they are one."""
     found: dict[str, np.ndarray] = {}
@@ -81,5 +94,6 @@ def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         elif name.endswith(".sinks"):
             found[f"{name}.weight"] = values
         elif not _ONE.fullmatch(name):
-            found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
+            bias = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            found[bias.replace("mlp.expert_bias", "mlp.expert_bias.bias")] = values
     return found | {name: np.stack(values) for name, values in parts.items()}

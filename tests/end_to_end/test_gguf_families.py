@@ -15,13 +15,14 @@ from llmc.frontends.gguf.architectures import ARCHITECTURES
 sys.path.insert(0, str(Path(__file__).parent))
 from family_check import EPS, check
 from folder_to_gguf import write_gguf
-from gguf_cases import CASES, ENCODERS
+from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
 from reference import saved_reference
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {kind for kind, _, _ in CASES.values()} | set(ENCODERS.values()) == set(ARCHITECTURES)
+    tested = {kind for kind, _, _ in (*CASES.values(), *TRANSLATORS.values())} | set(ENCODERS.values())
+    assert tested == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("case", CASES)

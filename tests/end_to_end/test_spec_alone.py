@@ -1,14 +1,16 @@
-"""Two families that frontends/families/ lacks, each by a TOML spec alone."""
+"""Two families that frontends/families/ lacks, each by a TOML spec alone: a decoder and an encoder."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
+import torch
 from click.testing import CliRunner
+from transformers import AutoModel
 
 import llmc
 from llmc.cli import command
@@ -18,21 +20,109 @@ from llmc.runtime.engine import Feed
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import is_greedy, logits, saved_reference
 
-SIZES = """
+# transformers/models/flint: sinks, norms of each head, windows with rope and whole layers without, experts weighed by
+# their sigmoids beside one that all tokens go through.
+FLINT = """
+name = "Flint"
+
 [sizes]
 vocab = 320
 hidden = 64
 layers = 2
-ffn = FFN
+ffn = 160
 context = 256
+
+[norm]
+kind = "rms"
+eps = 1e-5
+
+[attention]
+kind = "gqa"
+heads = 4
+kv_heads = 2
+head_dim = 16
+scale = 0.25
+qk_norm = "head"
+sinks = true
+
+[position]
+kind = "rope"
+plain_layers = [0]
+
+[window]
+size = 16
+layers = [1]
+theta = 10000.0
+
+[mlp]
+kind = "gated"
+activation = "silu"
+
+[experts]
+count = 4
+used = 2
+ffn = 32
+layers = [1]
+routing = "sigmoid"
+renormalize = true
+shared_ffn = 48
+
+[head]
+tied = false
 
 [tokens]
 bos = 1
 eos = [2]
 add_bos = false
 
-[position]
-kind = "learned"
+[tensors]
+embedding = "model.embed_tokens.weight"
+"layers.{layer}.attention_norm" = "model.layers.{layer}.input_layernorm.weight"
+"layers.{layer}.q" = "model.layers.{layer}.self_attn.q_proj.weight"
+"layers.{layer}.k" = "model.layers.{layer}.self_attn.k_proj.weight"
+"layers.{layer}.v" = "model.layers.{layer}.self_attn.v_proj.weight"
+"layers.{layer}.q_norm" = "model.layers.{layer}.self_attn.q_norm.weight"
+"layers.{layer}.k_norm" = "model.layers.{layer}.self_attn.k_norm.weight"
+"layers.{layer}.sinks" = "model.layers.{layer}.self_attn.softmax_offset"
+"layers.{layer}.o" = "model.layers.{layer}.self_attn.o_proj.weight"
+"layers.{layer}.mlp_norm" = "model.layers.{layer}.post_attention_layernorm.weight"
+"layers.{layer}.gate" = "model.layers.{layer}.mlp.gate_proj.weight"
+"layers.{layer}.up" = "model.layers.{layer}.mlp.up_proj.weight"
+"layers.{layer}.down" = "model.layers.{layer}.mlp.down_proj.weight"
+"layers.{layer}.router" = "model.layers.{layer}.mlp.gate.weight"
+"layers.{layer}.experts.gate" = "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"
+"layers.{layer}.experts.up" = "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"
+"layers.{layer}.experts.down" = "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"
+"layers.{layer}.shared.gate" = "model.layers.{layer}.mlp.shared_expert.gate_proj.weight"
+"layers.{layer}.shared.up" = "model.layers.{layer}.mlp.shared_expert.up_proj.weight"
+"layers.{layer}.shared.down" = "model.layers.{layer}.mlp.shared_expert.down_proj.weight"
+final_norm = "model.norm.weight"
+head = "lm_head.weight"
+"""
+FLINT_CONFIG = {
+    "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0], "sliding_window": 16,
+    "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+
+# https://arxiv.org/abs/2003.10555, transformers/models/electra
+ELECTRA = """
+name = "ELECTRA"
+
+[sizes]
+vocab = 320
+hidden = 64
+layers = 2
+ffn = 160
+context = 256
+
+[norm]
+kind = "layer"
+eps = 1e-5
+bias = true
+place = "sum"
+embedding = true
+final = false
 
 [attention]
 kind = "gqa"
@@ -42,106 +132,75 @@ head_dim = 16
 scale = 0.25
 bias = true
 output_bias = true
-"""
+causal = false
 
-# https://doi.org/10.1093/bib/bbac409, transformers/models/biogpt
-BIOGPT = """
-name = "BioGPT"
+[position]
+kind = "learned"
 
-[norm]
-kind = "layer"
-eps = 1e-5
-bias = true
+[embedding]
+bias = true  # the type of all tokens of a text by itself
 
 [mlp]
 kind = "plain"
 activation = "gelu"
 bias = true
 
-[embedding]
-scale = 8.0  # the root of 64
-
 [head]
 tied = true
+kind = "hidden"
+
+[pooling]
+kind = "mean"
+
+[tokens]
+bos = 1
+eos = []
+add_bos = true
+end = 2
 
 [tensors]
-embedding = "biogpt.embed_tokens.weight"
-positions = "biogpt.embed_positions.weight | skip 2"
-"layers.{layer}.attention_norm" = "biogpt.layers.{layer}.self_attn_layer_norm.weight"
-"layers.{layer}.attention_norm_bias" = "biogpt.layers.{layer}.self_attn_layer_norm.bias"
-"layers.{layer}.q" = "biogpt.layers.{layer}.self_attn.q_proj.weight"
-"layers.{layer}.q_bias" = "biogpt.layers.{layer}.self_attn.q_proj.bias"
-"layers.{layer}.k" = "biogpt.layers.{layer}.self_attn.k_proj.weight"
-"layers.{layer}.k_bias" = "biogpt.layers.{layer}.self_attn.k_proj.bias"
-"layers.{layer}.v" = "biogpt.layers.{layer}.self_attn.v_proj.weight"
-"layers.{layer}.v_bias" = "biogpt.layers.{layer}.self_attn.v_proj.bias"
-"layers.{layer}.o" = "biogpt.layers.{layer}.self_attn.out_proj.weight"
-"layers.{layer}.o_bias" = "biogpt.layers.{layer}.self_attn.out_proj.bias"
-"layers.{layer}.mlp_norm" = "biogpt.layers.{layer}.final_layer_norm.weight"
-"layers.{layer}.mlp_norm_bias" = "biogpt.layers.{layer}.final_layer_norm.bias"
-"layers.{layer}.up" = "biogpt.layers.{layer}.fc1.weight"
-"layers.{layer}.up_bias" = "biogpt.layers.{layer}.fc1.bias"
-"layers.{layer}.down" = "biogpt.layers.{layer}.fc2.weight"
-"layers.{layer}.down_bias" = "biogpt.layers.{layer}.fc2.bias"
-final_norm = "biogpt.layer_norm.weight"
-final_norm_bias = "biogpt.layer_norm.bias"
+embedding = "embeddings.word_embeddings.weight"
+embedding_bias = "embeddings.token_type_embeddings.weight | row 0 of 2"
+positions = "embeddings.position_embeddings.weight"
+embedding_norm = "embeddings.LayerNorm.weight"
+embedding_norm_bias = "embeddings.LayerNorm.bias"
+"layers.{layer}.q" = "encoder.layer.{layer}.attention.self.query.weight"
+"layers.{layer}.q_bias" = "encoder.layer.{layer}.attention.self.query.bias"
+"layers.{layer}.k" = "encoder.layer.{layer}.attention.self.key.weight"
+"layers.{layer}.k_bias" = "encoder.layer.{layer}.attention.self.key.bias"
+"layers.{layer}.v" = "encoder.layer.{layer}.attention.self.value.weight"
+"layers.{layer}.v_bias" = "encoder.layer.{layer}.attention.self.value.bias"
+"layers.{layer}.o" = "encoder.layer.{layer}.attention.output.dense.weight"
+"layers.{layer}.o_bias" = "encoder.layer.{layer}.attention.output.dense.bias"
+"layers.{layer}.attention_post_norm" = "encoder.layer.{layer}.attention.output.LayerNorm.weight"
+"layers.{layer}.attention_post_norm_bias" = "encoder.layer.{layer}.attention.output.LayerNorm.bias"
+"layers.{layer}.up" = "encoder.layer.{layer}.intermediate.dense.weight"
+"layers.{layer}.up_bias" = "encoder.layer.{layer}.intermediate.dense.bias"
+"layers.{layer}.down" = "encoder.layer.{layer}.output.dense.weight"
+"layers.{layer}.down_bias" = "encoder.layer.{layer}.output.dense.bias"
+"layers.{layer}.mlp_post_norm" = "encoder.layer.{layer}.output.LayerNorm.weight"
+"layers.{layer}.mlp_post_norm_bias" = "encoder.layer.{layer}.output.LayerNorm.bias"
 """
-
-# The first GPT: each sum is normed, and nothing before the head. transformers/models/openai
-GPT = """
-name = "GPT"
-
-[norm]
-kind = "layer"
-eps = 1e-5
-bias = true
-place = "sum"
-final = false
-
-[mlp]
-kind = "plain"
-activation = "gelu_tanh"
-bias = true
-
-[head]
-tied = true
-
-[tensors]
-embedding = "transformer.tokens_embed.weight"
-positions = "transformer.positions_embed.weight"
-"layers.{layer}.q" = "transformer.h.{layer}.attn.c_attn.weight | transposed | q k v"
-"layers.{layer}.k" = "transformer.h.{layer}.attn.c_attn.weight | transposed | q k v"
-"layers.{layer}.v" = "transformer.h.{layer}.attn.c_attn.weight | transposed | q k v"
-"layers.{layer}.q_bias" = "transformer.h.{layer}.attn.c_attn.bias | q k v"
-"layers.{layer}.k_bias" = "transformer.h.{layer}.attn.c_attn.bias | q k v"
-"layers.{layer}.v_bias" = "transformer.h.{layer}.attn.c_attn.bias | q k v"
-"layers.{layer}.o" = "transformer.h.{layer}.attn.c_proj.weight | transposed"
-"layers.{layer}.o_bias" = "transformer.h.{layer}.attn.c_proj.bias"
-"layers.{layer}.attention_post_norm" = "transformer.h.{layer}.ln_1.weight"
-"layers.{layer}.attention_post_norm_bias" = "transformer.h.{layer}.ln_1.bias"
-"layers.{layer}.up" = "transformer.h.{layer}.mlp.c_fc.weight | transposed"
-"layers.{layer}.up_bias" = "transformer.h.{layer}.mlp.c_fc.bias"
-"layers.{layer}.down" = "transformer.h.{layer}.mlp.c_proj.weight | transposed"
-"layers.{layer}.down_bias" = "transformer.h.{layer}.mlp.c_proj.bias"
-"layers.{layer}.mlp_post_norm" = "transformer.h.{layer}.ln_2.weight"
-"layers.{layer}.mlp_post_norm_bias" = "transformer.h.{layer}.ln_2.bias"
-"""
+TEXTS = ["The capital of France is Paris.", "one two three", "x"]
 
 
-@pytest.mark.parametrize(("model_type", "text", "ffn"), [("biogpt", BIOGPT, 160), ("openai-gpt", GPT, 256)])
-def test_a_spec_is_enough(
-    model_type: str, text: str, ffn: int, tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def _compiled(folder: Path, text: str, model_type: str, work: Path) -> Path:
+    """The artifact that `llmc compile` makes of the folder with the spec, after it refuses the folder without."""
     assert model_type not in known_families()
-    folder = tiny_model(model_type, tie_word_embeddings=True)
-    spec, artifact = tmp_path / "model.toml", tmp_path / "tiny.llmc"
-    spec.write_text(text + SIZES.replace("FFN", str(ffn)))
-    arguments = ["compile", folder, "-o", artifact, "--quant", "f32", "--no-check"]
-    refused = CliRunner().invoke(command, [*map(str, arguments)])
+    spec, artifact = work / "model.toml", work / "tiny.llmc"
+    spec.write_text(text)
+    arguments = ["compile", str(folder), "-o", str(artifact), "--quant", "f32", "--no-check"]
+    refused = CliRunner().invoke(command, arguments)
     assert refused.exit_code == 1
     assert f"model_type is '{model_type}'" in refused.stderr
-    result = CliRunner().invoke(command, [*map(str, arguments), "--spec", str(spec)])
+    result = CliRunner().invoke(command, [*arguments, "--spec", str(spec)])
     assert result.exit_code == 0, result.output
+    return artifact
+
+
+def test_a_spec_is_enough_for_a_decoder(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_model("flint", **FLINT_CONFIG)
+    artifact = _compiled(folder, FLINT, "flint", tmp_path)
     ids = np.random.default_rng(0).integers(3, 320, 33).tolist()
     twin = saved_reference(folder)
     with llmc.load(artifact) as model:
@@ -149,6 +208,20 @@ def test_a_spec_is_enough(
         whole = [*ids, *made.ids]
         expected = logits(twin, whole)
         assert is_greedy(expected, ids, list(made.ids))
-        sequence = model.engine.new_sequence()
-        got = model.engine.step([Feed(sequence, whole, "all")]).logits
-        np.testing.assert_allclose(got, expected, atol=1e-3, rtol=0)
+        got = model.engine.step([Feed(model.engine.new_sequence(), whole, "all")]).logits
+        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
+
+
+def test_a_spec_is_enough_for_an_encoder(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    whole = tiny_model("electra", embedding_size=64, is_decoder=True)
+    twin = AutoModel.from_pretrained(whole, dtype=torch.float32, is_decoder=False).eval()
+    folder = tmp_path / "electra"  # without a head
+    twin.save_pretrained(folder)
+    shutil.copy(whole / "tokenizer.json", folder)
+    artifact = _compiled(folder, ELECTRA, "electra", tmp_path)
+    with llmc.load(artifact) as model:
+        for text, vector in zip(TEXTS, model.embed(TEXTS), strict=True):
+            ids = [*model.encode(text), 2]
+            with torch.no_grad():
+                expected = twin(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+            np.testing.assert_allclose(vector, expected, atol=1e-4, rtol=0)

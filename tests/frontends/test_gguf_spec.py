@@ -12,6 +12,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import ModelSpec, Pooling, Scaling, Window
 from llmc.frontends.gguf.architectures import ARCHITECTURES, EPS
 from llmc.frontends.gguf.experts import guess_ahead
+from llmc.frontends.gguf.refused import REFUSED
 from llmc.frontends.gguf.spec import derive_spec
 
 LAYERS = 7
@@ -26,7 +27,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "granitemoe": {"logit_scale": 8.0},
     "minicpm": {"embedding_scale": 12.0, "residual_scale": 0.3, "logit_scale": 8.0},
     "bert": {"pooling_type": 1},
+    "nomic-bert": {"pooling_type": 1},
+    "modern-bert": {"pooling_type": 1},
     "gpt-oss": {"attention.sliding_window": 8},
+    "exaone-moe": {"attention.sliding_window": 8},
+    "t5": {"attention.relative_buckets_count": 8, "decoder_start_token_id": 0},
     "deepseek2": {
         "attention.kv_lora_rank": 32, "attention.key_length": 24, "attention.value_length": 48,
         "rope.dimension_count": 8,
@@ -41,9 +46,17 @@ ROUTERS = {f"blk.{layer}.ffn_gate_inp.weight": (8, 48) for layer in range(LAYERS
 SHARED = {f"blk.{layer}.ffn_up_shexp.weight": (64, 48) for layer in range(LAYERS)}
 
 
-def derive(kind: str, tensors: Collection[str] | None = None, **changes: Any) -> ModelSpec:
+def derive(
+    kind: str,
+    tensors: Collection[str] | None = None,
+    vocab: int = 2,
+    more: dict[str, Any] | None = None,
+    **changes: Any,
+) -> ModelSpec:
     """The spec of a small file; "." is written "__", and None leaves a key out. Of experts every layer has some."""
-    eps = EPS[ARCHITECTURES[kind].settings.get("norm.kind", "rms")]
+    rule = ARCHITECTURES[kind]
+    said = [key for key, path in rule.numbers.items() if path == "norm.eps"]
+    eps = said[0] if said else EPS[rule.settings.get("norm.kind", "rms")]
     own = {
         "context_length": 64, "embedding_length": 48, "block_count": LAYERS, "feed_forward_length": 96,
         "attention.head_count": 4, eps: 1e-6, "attention.key_length": 16, **NEEDS.get(kind, {}),
@@ -51,9 +64,11 @@ def derive(kind: str, tensors: Collection[str] | None = None, **changes: Any) ->
     }  # fmt: skip
     metadata = {
         "general.architecture": kind,
-        "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.tokens": [str(i) for i in range(vocab)],
         "tokenizer.ggml.model": "gpt2",
         **{f"{kind}.{key}": value for key, value in own.items() if value is not None},
+        **{key: [value or 0.8] * LAYERS for key, value in rule.constants.items()},
+        **(more or {}),
     }
     shapes = tensors if isinstance(tensors, dict) else dict.fromkeys(tensors or (), (1,))
     mixed = tensors is None and ARCHITECTURES[kind].experts
@@ -63,8 +78,8 @@ def derive(kind: str, tensors: Collection[str] | None = None, **changes: Any) ->
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_architecture_gives_a_spec(kind: str) -> None:
     spec = derive(kind)
-    assert (spec.window is not None) == (kind in ("gemma2", "gemma3", "cohere2", "gpt-oss"))
-    assert spec.attention.scale == 1 / math.sqrt(spec.attention.head_dim)
+    assert (spec.window is not None) == (kind in ("gemma2", "gemma3", "cohere2", "gpt-oss", "exaone-moe"))
+    assert spec.attention.scale == (1 if kind == "t5" else 1 / math.sqrt(spec.attention.head_dim))
     assert spec.head.tied
     assert not spec.attention.bias
     assert (spec.experts.count != 0) == ("expert_count" in NEEDS.get(kind, {}))
@@ -111,6 +126,41 @@ def test_which_layers_have_the_window() -> None:
     assert old.window == Window(size=4096, layers=(0, 2, 4, 6), theta=5e4, factor=2.0)
     assert derive("phi3", attention__sliding_window=8).window == Window(8, tuple(range(LAYERS)), 10000.0)
     assert derive("phi3", attention__sliding_window=0).window is None
+
+
+def test_layers_without_a_window_have_no_rope_beside_it() -> None:
+    assert derive("exaone4").position.plain_layers == ()
+    spec = derive("exaone4", attention__sliding_window=8)
+    assert (spec.window, spec.position.plain_layers) == (Window(8, (0, 1, 2, 4, 5, 6), 10000.0), (3,))
+    listed = {"attention__sliding_window_pattern": [True, False, True, True, False, True]}
+    spec = derive("exaone-moe", nextn_predict_layers=1, **listed)
+    assert spec.window is not None
+    assert (spec.window.layers, spec.position.plain_layers) == ((0, 2, 3, 5), (1, 4))
+    spec = derive("exaone-moe", nextn_predict_layers=2)
+    assert spec.window is not None
+    assert (spec.sizes.layers, spec.window.layers, spec.position.plain_layers) == (5, (0, 1, 2, 4), (3,))
+    assert derive("afmoe").position.plain_layers == (3,)
+
+
+def test_what_numbers_say_beyond_themselves() -> None:
+    assert derive("baichuan").position.kind == "rope"
+    assert derive("baichuan", block_count=40).position.kind == "alibi"
+    assert derive("baichuan", ["output.weight"]).tensors["head"] == "output.weight"
+    second = derive("baichuan", ["output.weight"], vocab=125696)
+    assert second.tensors["head"] == "output.weight | normalized"
+
+
+def test_numbers_of_an_activation() -> None:
+    assert derive("apertus").tensors["layers.{layer}.xielu_below"] == "xielu.alpha_n.{layer}"
+    for key, value, message in (
+        ("xielu.beta", [0.5] * 6 + [0.7], "0.7.*, llmc knows: 0.5"),
+        ("xielu.eps", 1e-6, "xielu.eps = 1e-06, wanted a number for each layer"),
+        ("xielu.alpha_p", None, "xielu.alpha_p = None, wanted a number for each layer"),
+    ):
+        with pytest.raises(LlmcError, match=message):
+            derive("apertus", more={key: value})
+    with pytest.raises(LlmcError, match=r"unknown keys 'xielu.beta'"):
+        derive("llama", more={"xielu.beta": [0.5]})
 
 
 def test_scales_that_no_key_says() -> None:
@@ -168,11 +218,28 @@ def test_yarn() -> None:
             derive("qwen2", **changes)
 
 
+def test_none_is_both_read_and_refused() -> None:
+    assert not REFUSED.keys() & ARCHITECTURES.keys()
+
+
 def test_encoders() -> None:
     spec = derive("bert", {"token_types.weight": (2, 48)}, pooling_type=2)
     assert spec.pooling == Pooling("first", normalize=True)
     assert spec.tensors["embedding_bias"] == "token_types.weight | row 0 of 2"
     assert not spec.attention.causal
+    spec = derive("modern-bert", attention__sliding_window=8, rope__freq_base=160000.0, hidden_activation="silu")
+    assert spec.window == Window(size=5, layers=(1, 2, 4, 5), theta=10000.0)
+    assert spec.position.theta == 160000.0
+    assert spec.mlp.activation == "silu"
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_architectures_that_are_refused(kind: str) -> None:
+    with pytest.raises(LlmcError, match=f"'{kind}', which llmc has no block for: its .*; run it elsewhere"):
+        derive_spec({"general.architecture": kind}, {}, "x")
+
+
+_LISTED = {"attention__sliding_window": 8}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +248,9 @@ def test_encoders() -> None:
         ("gemma3", {"attention__sliding_window": 0}, r"gemma3.attention.sliding_window = 0, wanted a whole number"),
         ("gemma3", {"attention__sliding_window_pattern": 1}, "sliding_window_pattern = 1, wanted a whole number"),
         ("gemma3", {"attention__sliding_window_pattern": [True, False]}, r"sliding_window_pattern = \[True, False\]"),
+        ("exaone4", _LISTED | {"attention__sliding_window_pattern": [True]}, r"\[True\], wanted true or false"),
+        ("exaone4", _LISTED | {"attention__sliding_window_pattern": [1] * LAYERS}, r"pattern = \[1, 1"),
+        ("exaone-moe", {"attention__sliding_window": None}, "missing key exaone-moe.attention.sliding_window"),
         ("gemma3", {"attention__sliding_window_pattern": True}, "sliding_window_pattern = True"),
         ("gemma3", {"rope__freq_base_swa": -1.0}, "rope.freq_base_swa = -1.0"),
         ("gemma3", {"rope__scaling__type": "yarn"}, "rope.scaling.type = 'yarn', llmc knows: 'none', 'linear'"),
@@ -214,6 +284,8 @@ def test_encoders() -> None:
         ("glm4moe", {"nextn_predict_layers": -1}, "nextn_predict_layers = -1"),
         ("bert", {"pooling_type": 0}, "bert.pooling_type = 0, llmc knows: 1, 2, 3"),
         ("bert", {"pooling_type": True}, "bert.pooling_type = True"),
+        ("modern-bert", {"hidden_activation": "relu"}, "hidden_activation = 'relu', llmc knows: 'gelu', 'silu'"),
+        ("modern-bert", {"attention__sliding_window": True}, "attention.sliding_window = True"),
         ("bert", {"attention__causal": True}, "attention.causal = True, llmc knows: False"),
     ],
 )

@@ -378,7 +378,7 @@ def test_tokenizers_that_do_not_fit(folder: Path) -> None:
 
 def test_weights_in_other_formats_are_named(folder: Path) -> None:
     weights = (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    with pytest.raises(SourceError, match="no model.safetensors or pytorch_model.bin, .*; convert other weights"):
+    with pytest.raises(SourceError, match="bin or model.onnx, .*; convert other weights"):
         open_model(folder)
     weights.rename(folder / "pytorch_model.bin")
     with pytest.raises(SourceError, match=r"pytorch_model.bin: .*, wanted a pickle of protocol 2 to 5"):

@@ -296,7 +296,7 @@ def test_which_weights_of_a_folder_are_read(tiny_llama: Callable[..., Path], tmp
     open_model(twin).close()  # safetensors come first
     for file in twin.glob("*model*"):
         file.unlink()
-    with pytest.raises(SourceError, match="no model.safetensors or pytorch_model.bin"):
+    with pytest.raises(SourceError, match="no model.safetensors, pytorch_model.bin or model.onnx"):
         open_model(twin)
 
 

@@ -119,8 +119,11 @@ def _metadata(kind: str) -> dict[str, Any]:
     own |= {rules.WINDOW_SIZE: 16} if rule.window else {}
     mixed = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2}
     own |= mixed if rule.experts else {}
+    paired = {"attention.relative_buckets_count": 8, "decoder_start_token_id": 0, "decoder_block_count": 3}
+    own |= paired if rule.encoder else {}
     known = {*rules.NUMBERS, *rules.EPS.values(), *rule.numbers, *rules.ONLY, *rule.only, *rule.flags}
     known |= ({rules.WINDOW_SIZE} if rule.window else set()) | (set(mixed) if rule.experts else set())
+    known |= set(paired) if rule.encoder else set()
     unused = set(rules.EPS.values()) - {rules.EPS[rule.settings.get("norm.kind", "rms")]}
     table = {f"{kind}.{key}": value for key, value in own.items() if key in known - unused}
     tokens = {"model": "gpt2", "pre": "gpt-2", "tokens": [str(i) for i in range(40)], "bos_token_id": 1}
