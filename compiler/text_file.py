@@ -34,5 +34,5 @@ def parse_toml(text: str, where: str, limit: int, refusal: type[LlmcError] = Llm
         raise refusal(f"{where}: {len(text)} characters, wanted at most {limit}")
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an int of more than 4300 digits
         raise refusal(f"{where}: not TOML: {error or 'nested too deep'}") from None

@@ -243,7 +243,17 @@ def test_every_fault_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "]", "a = 1\na = 2", "name = 5", "[sizes]\nvocab = nan", "a = [" * 5000, "\0", "x" * (1 << 21)],
+    [
+        "",
+        "]",
+        "a = 1\na = 2",
+        "name = 5",
+        "[sizes]\nvocab = nan",
+        "a = [" * 5000,
+        "\0",
+        "x" * (1 << 21),
+        f"a = {'9' * 5000}",
+    ],  # fmt: skip
 )
 def test_bad_toml(text: str) -> None:
     with pytest.raises(SpecError) as caught:
