@@ -20,7 +20,8 @@ from llmc.frontends.graph.mlp import plain_mlp
 def layer_of(layer: Blocks, x: Any, sight: Sight) -> Any:
     """The sum so far (M, C) -> the sum after a layer."""
     order = layer.spec.wiring.order
-    read = layer.pre_norm(x, "attention_norm")
+    plain = layer.spec.norm.first_plain and sight.layer == 0
+    read = x if plain else layer.pre_norm(x, "attention_norm")
     mixed = layer.given(layer.attention(read, sight), "attention_post_norm")
     if order == "sequential":
         x = layer.summed(x, mixed, "attention_post_norm")
@@ -67,8 +68,7 @@ class Blocks:
 
     def pre_norm(self, x: Any, name: str) -> Any:
         """What a block reads of the sum so far."""
-        plain = self.spec.norm.first_plain and f"{self.prefix}{name}".endswith("layers.0.attention_norm")
-        return self.norm(x, name) if self.spec.norm.place in ("pre", "sandwich") and not plain else x
+        return self.norm(x, name) if self.spec.norm.place in ("pre", "sandwich") else x
 
     def given(self, y: Any, name: str) -> Any:
         """What a block gives, as it is added."""
@@ -109,7 +109,7 @@ class Blocks:
             )  # fmt: skip
         if block.qk_norm_place == "after_rope":
             qkv = qk_norm(self, qkv)
-        return self.linear(gated_heads(self, x, self.mixed(qkv, sight, self._head_sizes())), "o")
+        return self.linear(gated_heads(self, x, self.mixed(qkv, sight, self.head_sizes())), "o")
 
     def mixed(self, qkv: Any, sight: Sight, sizes: dict[str, int]) -> Any:
         """Queries, keys and values (M, (H + 2G) D) -> what the heads give (M, H D)."""
@@ -131,11 +131,12 @@ class Blocks:
         """Attention to what the encoder left of each sequence's source: (M, C) -> (M, C)."""
         mixed = self.op(
             "cross_attention", self.linear(x, "cross_q"), sight.kv, sight.inputs.seqs, *sight.inputs.sources,
-            **self._head_sizes(), scale=self.spec.attention.scale, kv_dtype=sight.kv_dtype,
+            **self.head_sizes(), scale=self.spec.attention.scale, kv_dtype=sight.kv_dtype,
         )  # fmt: skip
         return self.linear(mixed, "cross_o")
 
-    def _head_sizes(self) -> dict[str, int]:
+    def head_sizes(self) -> dict[str, int]:
+        """What ops are told of heads."""
         block = self.spec.attention
         return {"heads": block.heads, "kv_heads": block.kv_heads, "head_dim": block.head_dim}
 

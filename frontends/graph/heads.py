@@ -24,14 +24,12 @@ def qk_norm(blocks: Blocks, qkv: Any) -> Any:
         weight = blocks.weights.get(f"{blocks.prefix}{name}_norm")
         weights.append(relax.const(ones) if weight is None else weight)
     qkv = blocks.op(
-        "qk_norm", qkv, *weights, heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
-        eps=norm.eps, kind=norm.kind, span=attention.qk_norm,
-    )  # fmt: skip
+        "qk_norm", qkv, *weights, **blocks.head_sizes(), eps=norm.eps, kind=norm.kind, span=attention.qk_norm
+    )
     if not attention.qk_norm_bias:
         return qkv
     biases = [blocks.weights[f"{blocks.prefix}{name}_norm_bias"] for name in counts]
-    sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
-    return blocks.add(qkv, blocks.op("qk_bias", *biases, **sizes))
+    return blocks.add(qkv, blocks.op("qk_bias", *biases, **blocks.head_sizes()))
 
 
 def grown_queries(blocks: Blocks, qkv: Any, positions: Any, columns: int) -> Any:
