@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmc.compiler.errors import SourceError
-from llmc.frontends.binding import group_names
-from llmc.frontends.files.mapped_file import MappedFile
+from llmc.frontends.folded_tensor import FoldedTensor, misfits
 from llmc.frontends.tensor import Floats, Tensor
 
 _CODES, _SCALES = "F8_E4M3", "_scale_inv"
@@ -36,7 +35,7 @@ E4M3 = _e4m3()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fp8Tensor(Tensor):
+class Fp8Tensor(FoldedTensor):
     """A matrix in the tensors `codes` and `scales`, which `fold_fp8` has checked; `square` is 128.
 
     `stored` is "FP8"; `offset` and `file` are those of `codes`.
@@ -45,16 +44,6 @@ class Fp8Tensor(Tensor):
     codes: Tensor
     scales: Tensor
     square: int
-
-    @property
-    def readable(self) -> bool:
-        """Always: `fold_fp8` makes no other."""
-        return True
-
-    @property
-    def files(self) -> tuple[MappedFile, ...]:
-        """Shards may part the tensors."""
-        return (self.codes.file, self.scales.file)
 
     @property
     def kept(self) -> str | None:
@@ -97,8 +86,7 @@ def fold_fp8(found: Mapping[str, Tensor], square: int, where: str) -> dict[str, 
                 codes=codes, scales=scales, square=square,
             )  # fmt: skip
     if faults:
-        listed = "; ".join(f"{group_names(names)}: {problem}" for problem, names in faults.items())
-        raise SourceError(f"{where}: quantized tensors do not fit: {listed}")
+        raise misfits(where, faults)
     return result
 
 

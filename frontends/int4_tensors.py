@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized, ceil_to
 from llmc.frontends.binding import group_names
-from llmc.frontends.files.mapped_file import MappedFile
+from llmc.frontends.folded_tensor import FoldedTensor, misfits
 from llmc.frontends.hf.quantization import GROUP, KEY, Packing
 from llmc.frontends.tensor import Floats, Tensor, decode_values
 
@@ -38,7 +38,7 @@ CHUNK = 1 << 22  # codes unpacked at a time: bounds what is in memory besides th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4Tensor(Tensor):
+class Int4Tensor(FoldedTensor):
     """A matrix in the tensors `words` (qweight), `zeros` (qzeros) and `scales`, which `fold` has checked.
 
     `shape` is ours; `stored` is "AWQ4" or "GPTQ4"; `offset` and `file` are those of `words`.
@@ -50,19 +50,9 @@ class Int4Tensor(Tensor):
     packing: Packing
 
     @property
-    def readable(self) -> bool:
-        """Always: `fold` makes no other."""
-        return True
-
-    @property
     def turned(self) -> bool:
         """Always: quantizers turn what lies (in, out), as GPT-2's does, before they pack it."""
         return True
-
-    @property
-    def files(self) -> tuple[MappedFile, ...]:
-        """Shards may part the tensors."""
-        return (self.words.file, self.zeros.file, self.scales.file)
 
     @property
     def kept(self) -> str | None:
@@ -205,8 +195,7 @@ def fold(found: Mapping[str, Tensor], packing: Packing | None, where: str) -> di
         if not problems:
             result[name] = _tensor(name, parts, packing)
     if faults:
-        listed = "; ".join(f"{group_names(names)}: {problem}" for problem, names in faults.items())
-        raise SourceError(f"{where}: quantized tensors do not fit: {listed}")
+        raise misfits(where, faults)
     return result
 
 

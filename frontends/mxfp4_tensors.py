@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized, ceil_to
-from llmc.frontends.binding import group_names
-from llmc.frontends.files.mapped_file import MappedFile
+from llmc.frontends.folded_tensor import FoldedTensor, misfits
 from llmc.frontends.tensor import Floats, Tensor
 
 BLOCK = 32  # columns that share a scale
@@ -30,7 +29,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mxfp4Tensor(Tensor):
+class Mxfp4Tensor(FoldedTensor):
     """Matrices in the tensors `blocks` and `scales`, which `fold_mxfp4` has checked; one, or some one under another.
 
     `stored` is "MXFP4"; `offset` and `file` are those of `blocks`.
@@ -38,11 +37,6 @@ class Mxfp4Tensor(Tensor):
 
     blocks: Tensor
     scales: Tensor
-
-    @property
-    def readable(self) -> bool:
-        """Always: `fold_mxfp4` makes no other."""
-        return True
 
     @property
     def turned(self) -> bool:
@@ -53,11 +47,6 @@ class Mxfp4Tensor(Tensor):
     def in_rows(self) -> bool:
         """Always."""
         return True
-
-    @property
-    def files(self) -> tuple[MappedFile, ...]:
-        """Shards may part the tensors."""
-        return (self.blocks.file, self.scales.file)
 
     @property
     def kept(self) -> str | None:
@@ -133,8 +122,7 @@ def fold_mxfp4(found: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     if not stems:
         raise SourceError(f"{where}: quantized by mxfp4, but no tensor's name ends in {_BLOCKS}; fetch the whole model")
     if faults:
-        listed = "; ".join(f"{group_names(names)}: {problem}" for problem, names in faults.items())
-        raise SourceError(f"{where}: quantized tensors do not fit: {listed}")
+        raise misfits(where, faults)
     return result
 
 

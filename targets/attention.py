@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS
 from llmc.compiler.meaning.attending import bias_slopes
-from llmc.targets.online_softmax import Scoring, Sight, attend, pages_of, parts_of
+from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of, parts_of
 from llmc.targets.store_kv import write_rows
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, registers
@@ -61,14 +61,9 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.Pri
             group, part = T.floordiv(share, parts), T.floormod(share, parts)
             row = T.if_then_else(T.floormod(turn, 2) == 0, T.floordiv(turn, 2), rows - 1 - T.floordiv(turn, 2))
             end = slots[row] if causal else _end(seqs, slots, rows, row)
-            sight = Sight(partial(_page, seqs, indptr, ids, row), slots[row], end)
+            sight = Sight(partial(listed_page, seqs, indptr, ids, row), slots[row], end)
             attend(kv, qkv, out, row, group, heads // groups, size, sight, scoring, part, parts)
     return builder.get()
-
-
-def _page(seqs: Any, indptr: Any, ids: Any, row: Any, index: Any) -> Any:
-    """The index-th page of a row's sequence."""
-    return ids[indptr[seqs[row]] + index]
 
 
 def _end(seqs: Any, slots: Any, rows: Any, row: Any) -> Any:

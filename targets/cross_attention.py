@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -9,7 +10,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS
-from llmc.targets.online_softmax import Scoring, Sight, attend, pages_of
+from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of
 from llmc.targets.target import Target
 
 
@@ -28,6 +29,6 @@ def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
         with T.parallel(0, shapes[0][0] * groups) as task:
             row, group = T.floordiv(task, groups), T.floormod(task, groups)
             last = lengths[seqs[row]] - 1
-            sight = Sight(lambda index: ids[indptr[seqs[row]] + index], last, last)
+            sight = Sight(partial(listed_page, seqs, indptr, ids, row), last, last)
             attend(kv, q, out, row, group, heads // groups, size, sight, Scoring(float(attrs["scale"])))
     return builder.get()

@@ -61,6 +61,11 @@ class Pages(Protocol):
         ...
 
 
+def listed_page(seqs: Any, indptr: Any, ids: Any, row: Any, index: Any) -> Any:
+    """The index-th page of a row's sequence, whose pages are ids[indptr[s]:indptr[s + 1]]."""
+    return ids[indptr[seqs[row]] + index]
+
+
 def pages_of(kind: str, size: int) -> Pages:
     """What reads and writes pages of a kind, of heads of this size."""
     if kind == "q8":
