@@ -65,6 +65,7 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
     Padding and truncation, which would silently change a prompt, are taken out.
     """
     table = read_json(data, label)
+    _check_merges(table.get("model"), label)
     added = _added_tokens(table, label)
     tokenizer = load_tokenizer(data, label)
     for content, id_ in added.items():
@@ -115,6 +116,28 @@ def check_ids(vocab: dict[str, int], size: int, label: str) -> None:
             f"{label}: {len(over)} tokens have ids beyond the model's vocabulary of {size}, first "
             f"{clip(over[0][1])} = {over[0][0]}; remove them or use the tokenizer of this model"
         )
+
+
+def _check_merges(model: Any, label: str) -> None:
+    """Refuses merges that the library would cut unseen: it takes the prefix off the second token by its length."""
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        second = _second(merge)
+        if isinstance(second, str) and not second.startswith(prefix):
+            raise SourceError(
+                f"{label}: merge {clip(merge)}: its second token does not begin with the model's "
+                f"continuing_subword_prefix {clip(prefix)}"
+            )
+
+
+def _second(merge: Any) -> Any:
+    """The second token of a merge, which is written as a pair or as one text."""
+    if isinstance(merge, str):
+        return merge.partition(" ")[2]
+    return merge[-1] if isinstance(merge, list) and merge else None
 
 
 def _unknown_from(table: dict[str, Any], label: str) -> int | None:
