@@ -1,6 +1,6 @@
 """Every `LLMC_*` environment variable of the compile side, in one place, typed.
 
-The runtime's are in runtime/knobs.py; README lists them all.
+The one that the runtime reads too is in runtime/loading/integrity.py; README lists them all.
 """
 
 from __future__ import annotations

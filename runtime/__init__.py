@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.runtime.artifact import inspect, verify
     from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
     from llmc.runtime.generate import Generation
     from llmc.runtime.graph import load_graph
+    from llmc.runtime.loading.artifact import inspect, verify
     from llmc.runtime.model import Model, load
     from llmc.runtime.quality import Evaluation
 
@@ -38,10 +38,10 @@ _HOMES = {
     "LlmcError": "llmc.runtime.errors",
     "Model": "llmc.runtime.model",
     "RequestError": "llmc.runtime.errors",
-    "inspect": "llmc.runtime.artifact",
+    "inspect": "llmc.runtime.loading.artifact",
     "load": "llmc.runtime.model",
     "load_graph": "llmc.runtime.graph",
-    "verify": "llmc.runtime.artifact",
+    "verify": "llmc.runtime.loading.artifact",
 }
 
 

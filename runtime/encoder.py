@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.engine import Engine, Feed
 from llmc.runtime.errors import LlmcError, RequestError
-from llmc.runtime.manifest import Pooling
+from llmc.runtime.loading.manifest import Pooling
+from llmc.runtime.runner import Feed, Runner
 
 F32 = NDArray[np.float32]
 
@@ -35,21 +35,21 @@ class Guess:
     probability: float
 
 
-def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, F32]]:
+def encode_rows(runner: Runner, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, F32]]:
     """(number of the text, outputs of all its tokens (n, W)), shortest texts first; each text is read whole.
 
     Raises RequestError for a text longer than the model's context, before any is read.
     """
     for number, ids in enumerate(texts):
-        check_source(number, len(ids), engine.context)
-    for batch in batches(texts, engine.prefill_chunk):
-        sequences = [engine.new_sequence() for _ in batch]
+        check_source(number, len(ids), runner.context)
+    for batch in batches(texts, runner.prefill_chunk):
+        sequences = [runner.new_sequence() for _ in batch]
         try:
             feeds = [Feed(s, texts[n], "all") for s, n in zip(sequences, batch, strict=True)]
-            rows = engine.step(feeds).logits
+            rows = runner.step(feeds).logits
         finally:
             for sequence in sequences:
-                engine.release(sequence)
+                runner.release(sequence)
         if not np.isfinite(rows).all():
             raise LlmcError("the model computed outputs that are not finite; its weights may be damaged")
         at = 0

@@ -10,20 +10,20 @@ from numbers import Integral
 
 import numpy as np
 
+from llmc.runtime.cache.pages import Sequence, pages_for
+from llmc.runtime.decoding.sampling import Sampler, Sampling
 from llmc.runtime.encoder import batches, check_source
-from llmc.runtime.engine import Engine, Output, checked_logits
 from llmc.runtime.errors import RequestError
-from llmc.runtime.kv_cache import Sequence, pages_for
-from llmc.runtime.manifest import PAGE_TOKENS
-from llmc.runtime.sampling import Sampler, Sampling
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.loading.manifest import PAGE_TOKENS
+from llmc.runtime.runner import Output, Runner, checked_logits
+from llmc.runtime.text.tokenizer import Tokenizer
 
 _MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a generation can be asked for; `runtime/sampling.py` explains the four about chance.
+    """What a generation can be asked for; `runtime/decoding/sampling.py` explains the four about chance.
 
     max_tokens: tokens made at most. ignore_eos: go on after an end token. prefill_chunk: rows of a step at most while
     the prompt is read; None for the model's default. Raises RequestError for values out of range.
@@ -148,7 +148,7 @@ class Generator:
     that are never chosen.
     """
 
-    engine: Engine
+    runner: Runner
     tokenizer: Tokenizer
     eos: frozenset[int]
     lead: tuple[int, ...] = ()
@@ -196,7 +196,7 @@ class Generator:
                 self._release(speaker)
 
     def _speaker(self, number: int, prompt: list[int], options: Options) -> _Speaker:
-        pages, context = self.engine.pool.num_pages, self.engine.context
+        pages, context = self.runner.pool.num_pages, self.runner.context
         if self.lead:
             check_source(number, len(prompt), context)
             pages -= pages_for(len(prompt))
@@ -212,9 +212,9 @@ class Generator:
 
         While others are going on, half of the cache must be free first: reading few prompts costs as much as many.
         """
-        free = self.engine.pool.free_pages
+        free = self.runner.pool.free_pages
         new: list[int] = []
-        if others and 2 * free < self.engine.pool.num_pages:
+        if others and 2 * free < self.runner.pool.num_pages:
             return new
         room: list[tuple[Sequence, int]] = []
         while waiting:
@@ -224,22 +224,22 @@ class Generator:
                 break
             room += wanted
             new.append(waiting.popleft())
-        self.engine.pool.reserve_all(room)
+        self.runner.pool.reserve_all(room)
         return new
 
     def _read(self, speakers: list[_Speaker], chunk: int | None) -> Output:
         """Read prompts, or sources and then what their answers begin with; logits (S, V) of the last row of each."""
         sources = [(s.source, s.prompt) for s in speakers if s.source is not None]
-        for batch in batches([ids for _, ids in sources], chunk or self.engine.prefill_chunk):
-            self.engine.encode([sources[number] for number in batch])
-        return self.engine.prefill([(s.sequence, s.opening) for s in speakers], chunk)
+        for batch in batches([ids for _, ids in sources], chunk or self.runner.prefill_chunk):
+            self.runner.encode([sources[number] for number in batch])
+        return self.runner.prefill([(s.sequence, s.opening) for s in speakers], chunk)
 
     def _step(self, speakers: list[_Speaker]) -> Output:
-        return self.engine.step([(s.sequence, s.ids[-1:]) for s in speakers])
+        return self.runner.step([(s.sequence, s.ids[-1:]) for s in speakers])
 
     def _release(self, speaker: _Speaker) -> None:
         for sequence, _ in speaker.room():
-            self.engine.release(sequence)
+            self.runner.release(sequence)
 
 
 class TextStream:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime import library
-from llmc.runtime.artifact import open_package
-from llmc.runtime.cpu import default_threads
 from llmc.runtime.errors import LlmcError, RequestError
-from llmc.runtime.graph_manifest import GraphManifest, Port, Term, read_graph_manifest, value_of, words_of
-from llmc.runtime.integrity import Progress
-from llmc.runtime.weights import ALIGN, map_weights
+from llmc.runtime.loading import library
+from llmc.runtime.loading.artifact import open_package
+from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.graph_manifest import GraphManifest, Port, Term, read_graph_manifest, value_of, words_of
+from llmc.runtime.loading.integrity import Progress
+from llmc.runtime.loading.weights import ALIGN, map_weights
 
 Array = NDArray[Any]
 

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime import library
-from llmc.runtime.artifact import Artifact, open_artifact
-from llmc.runtime.chat import render_chat
-from llmc.runtime.cpu import default_threads
+from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
-from llmc.runtime.engine import PREFILL_CHUNK, Engine, Step, as_ids
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.generate import Generation, Generator, Options, Part, TextStream
-from llmc.runtime.integrity import Progress
-from llmc.runtime.kv_cache import PagePool
-from llmc.runtime.manifest import PAGE_TOKENS, Manifest
+from llmc.runtime.loading import library
+from llmc.runtime.loading.artifact import Artifact, open_artifact
+from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.integrity import Progress
+from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
+from llmc.runtime.loading.weights import ALIGN, map_weights
 from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.runner import PREFILL_CHUNK, Runner, Step, as_ids
+from llmc.runtime.text.chat import render_chat
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
-from llmc.runtime.weights import ALIGN, map_weights
 
 Prompt = str | SequenceOf[int]
 Message = Mapping[str, str]
@@ -65,8 +65,8 @@ def load(
     pages = PagePool(manifest.kv, tokens)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
     step, encode = _bind(artifact, pages, weights, threads)
-    engine = Engine(step, pages, manifest.vocab, manifest.context, prefill_chunk, encode)
-    return Model(manifest, engine, tokenizer, template)
+    runner = Runner(step, pages, manifest.vocab, manifest.context, prefill_chunk, encode)
+    return Model(manifest, runner, tokenizer, template)
 
 
 class Model:
@@ -77,19 +77,19 @@ class Model:
     prefill_chunk. Calls from several threads are safe and take turns step by step.
     """
 
-    def __init__(self, manifest: Manifest, engine: Engine, tokenizer: Tokenizer, template: str | None) -> None:
+    def __init__(self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer, template: str | None) -> None:
         self.manifest: dict[str, Any] = manifest.raw
         self._facts = manifest
-        self._engine: Engine | None = engine
+        self._runner: Runner | None = runner
         self._template = template
         self._tokenizer = tokenizer
 
     @property
-    def engine(self) -> Engine:
+    def runner(self) -> Runner:
         """The low-level interface: sequences, steps, logits. Raises RequestError after `close`."""
-        if self._engine is None:
+        if self._runner is None:
             raise RequestError("the model is closed")
-        return self._engine
+        return self._runner
 
     @property
     def name(self) -> str:
@@ -186,7 +186,7 @@ class Model:
             raise RequestError("texts: wanted a list of at least one text")
         assert self._facts.pooling is not None
         found: list[F32 | None] = [None] * len(texts)
-        for number, rows in encode_rows(self.engine, [self._framed(text, truncate) for text in texts]):
+        for number, rows in encode_rows(self.runner, [self._framed(text, truncate) for text in texts]):
             found[number] = pool(self._facts.pooling, rows)
         return np.stack([vector for vector in found if vector is not None])
 
@@ -201,17 +201,17 @@ class Model:
         places = [place for place, id_ in enumerate(ids) if id_ == self._tokenizer.id_of(mask)]
         if not places:
             raise RequestError(f"text: it has no {mask}, the mark of a place to fill")
-        ((_, rows),) = encode_rows(self.engine, [ids])
+        ((_, rows),) = encode_rows(self.runner, [ids])
         guesses = [best(rows[place], top) for place in places]
         return [[Guess(id_, self._tokenizer.token(id_), p) for id_, p in row] for row in guesses]
 
     def step(self, rows: Iterable[Any]) -> Any:
-        """`engine.step`: append tokens to sequences and get logits."""
-        return self.engine.step(rows)
+        """`runner.step`: append tokens to sequences and get logits."""
+        return self.runner.step(rows)
 
     def close(self) -> None:
         """Give weights, cache and library back; the model cannot be used afterwards."""
-        self._engine = None
+        self._runner = None
 
     def __enter__(self) -> Model:
         return self
@@ -237,13 +237,13 @@ class Model:
         facts = self._facts
         if facts.task != "translate":
             self._check_task("generate")
-            return Generator(self.engine, self._tokenizer, facts.eos)
+            return Generator(self.runner, self._tokenizer, facts.eos)
         lead = (way or direction(facts)).lead
-        return Generator(self.engine, self._tokenizer, facts.eos, lead, facts.suppressed)
+        return Generator(self.runner, self._tokenizer, facts.eos, lead, facts.suppressed)
 
     def _subject(self) -> Subject:
         self._check_task("generate", "predict a text")
-        return Subject(self.engine, self._tokenizer, self._facts.bos, self._facts.add_bos)
+        return Subject(self.runner, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str) and self._facts.task == "translate":

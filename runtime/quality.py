@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.engine import Engine, Feed, Ids, Output, as_ids
 from llmc.runtime.errors import LlmcError, RequestError
-from llmc.runtime.integrity import Progress
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.loading.integrity import Progress
+from llmc.runtime.runner import Feed, Ids, Output, Runner, as_ids
+from llmc.runtime.text.tokenizer import Tokenizer
 
 WINDOW = 512
 _ROWS = 128  # logit rows held at once, of each model: 134 MB where the vocabulary is 262,144
@@ -35,7 +35,7 @@ Scores = NDArray[np.float64]
 class Subject:
     """A model as far as an evaluation needs it. `bos` is its first token, if it has one."""
 
-    engine: Engine
+    runner: Runner
     tokenizer: Tokenizer
     bos: int | None
     add_bos: bool
@@ -136,15 +136,15 @@ def evaluate(
     first = _first_token(subject, bos)
     if most_windows is not None and (not isinstance(most_windows, Integral) or most_windows < 1):
         raise RequestError(f"windows: got {most_windows!r}, wanted a positive whole number")
-    _check_window("window", window, subject.engine)
+    _check_window("window", window, subject.runner)
     if against is not None:
         _check_comparable(subject, against)
-        _check_window("against: window", window, against.engine)
+        _check_window("against: window", window, against.runner)
     ids = subject.tokenizer.encode(text, bos=False) if isinstance(text, str) else text
-    tokens = as_ids(ids, subject.engine.vocab)
+    tokens = as_ids(ids, subject.runner.vocab)
     rows = windows(tokens, window, first)[:most_windows]
     start = time.perf_counter()
-    nll, comparison = score(subject.engine, rows, None if against is None else against.engine, progress)
+    nll, comparison = score(subject.runner, rows, None if against is None else against.runner, progress)
     seconds = time.perf_counter() - start
     return Evaluation(nll, len(tokens), rows.shape[1], len(rows), first is not None, seconds, comparison)
 
@@ -176,32 +176,32 @@ def windows(ids: Ids, size: int, bos: int | None = None) -> NDArray[np.int32]:
 
 
 def score(
-    engine: Engine, rows: NDArray[np.int32], against: Engine | None = None, progress: Progress | None = None
+    runner: Runner, rows: NDArray[np.int32], against: Runner | None = None, progress: Progress | None = None
 ) -> tuple[Scores, Comparison | None]:
     """Negative log-likelihood, nats, of every token of every window (W, S) but its first: (W * (S - 1),), in order.
 
     With `against` both models read each piece of a window in turn, so that few logits are held at a time.
     """
-    engines = [engine] if against is None else [engine, against]
-    step = min(_ROWS, *(each.prefill_chunk for each in engines))
+    runners = [runner] if against is None else [runner, against]
+    step = min(_ROWS, *(each.prefill_chunk for each in runners))
     count, size = rows.shape
-    nll = np.empty((len(engines), count, size - 1))
+    nll = np.empty((len(runners), count, size - 1))
     kl = np.empty((count, size - 1))
     same = np.empty((count, size - 1), np.bool_)
     report = progress or (lambda stage, done, total: None)
     for number, ids in enumerate(rows):
         report("score", number, count)
-        sequences = [each.new_sequence() for each in engines]
+        sequences = [each.new_sequence() for each in runners]
         try:
             for at in range(0, size - 1, step):
                 part = slice(at, min(at + step, size - 1))
                 feeds = [Feed(sequence, ids[part], "all") for sequence in sequences]
-                outputs = [each.step([feed]) for each, feed in zip(engines, feeds, strict=True)]
+                outputs = [each.step([feed]) for each, feed in zip(runners, feeds, strict=True)]
                 nll[:, number, part], kl[number, part] = score_rows(outputs, ids[at + 1 : part.stop + 1])
                 same[number, part] = outputs[0].argmax == outputs[-1].argmax
                 del outputs  # or the next step's logits would come on top of these
         finally:
-            for each, sequence in zip(engines, sequences, strict=True):
+            for each, sequence in zip(runners, sequences, strict=True):
                 each.release(sequence)
         _check_finite(nll[:, number], kl[number], number)
     report("score", count, count)
@@ -250,15 +250,15 @@ def _first_token(subject: Subject, bos: str) -> int | None:
     return subject.bos
 
 
-def _check_window(name: str, window: int, engine: Engine) -> None:
+def _check_window(name: str, window: int, runner: Runner) -> None:
     if not isinstance(window, Integral) or isinstance(window, bool):
         raise RequestError(f"{name}: got {window!r}, wanted a whole number of tokens")
-    if window > engine.context:
-        raise RequestError(f"{name}: got {window} tokens, and the model's context is {engine.context}")
+    if window > runner.context:
+        raise RequestError(f"{name}: got {window} tokens, and the model's context is {runner.context}")
 
 
 def _check_comparable(subject: Subject, against: Subject) -> None:
-    mine, other = subject.engine.vocab, against.engine.vocab
+    mine, other = subject.runner.vocab, against.runner.vocab
     if mine != other:
         raise RequestError(
             f"against: that model has a vocabulary of {other} tokens, this one of {mine}; compare like with like"

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmc.runtime.errors import RequestError
-from llmc.runtime.manifest import Manifest
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.text.tokenizer import Tokenizer
 
 _LISTED = 12  # names an error lists before it counts the rest
 

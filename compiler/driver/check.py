@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.driver.probe import Probe
-from llmc.runtime.engine import Engine, Feed, Output
 from llmc.runtime.model import Model, load
 from llmc.runtime.quality import score_rows
+from llmc.runtime.runner import Feed, Output, Runner
 
 F32 = NDArray[np.float32]
 ANSWER_TOKENS = 24  # to each source, at most
@@ -51,7 +51,7 @@ def measure(probe: Probe, artifact: Path, windows: list[list[int]], lead: list[i
     """
     lost, same = [], []
     with load(artifact) as model:
-        pairs = _answers(probe, model, windows, lead) if lead else _texts(probe, model.engine, windows)
+        pairs = _answers(probe, model, windows, lead) if lead else _texts(probe, model.runner, windows)
         for expected, got in pairs:
             divergence, agreement = compare(expected, got, probe.hidden)
             lost.append(divergence)
@@ -62,33 +62,33 @@ def measure(probe: Probe, artifact: Path, windows: list[list[int]], lead: list[i
     return Loss(len(every), float(every.mean()), agreed)
 
 
-def _texts(probe: Probe, engine: Engine, windows: list[list[int]]) -> Iterator[tuple[F32, F32]]:
+def _texts(probe: Probe, runner: Runner, windows: list[list[int]]) -> Iterator[tuple[F32, F32]]:
     """Logits (n, V) of each text, the original's and the artifact's."""
     for ids in windows:
-        sequence = engine.new_sequence()
-        got = engine.step([Feed(sequence, ids, "all")]).logits
-        engine.release(sequence)
+        sequence = runner.new_sequence()
+        got = runner.step([Feed(sequence, ids, "all")]).logits
+        runner.release(sequence)
         yield probe.run(ids)[0], got
 
 
 def _answers(probe: Probe, model: Model, sources: list[list[int]], lead: list[int]) -> Iterator[tuple[F32, F32]]:
     """The same of the artifact's greedy answers to sources, up to their ends: what would follow no one reads."""
-    engine, ends = model.engine, model.manifest["tokens"]["eos"]
-    reads = [engine.new_sequence() for _ in sources]
+    runner, ends = model.runner, model.manifest["tokens"]["eos"]
+    reads = [runner.new_sequence() for _ in sources]
     for read, source in zip(reads, sources, strict=True):
-        engine.encode([(read, source)])
-    answers = [engine.new_sequence(read) for read in reads]
+        runner.encode([(read, source)])
+    answers = [runner.new_sequence(read) for read in reads]
     ids = [list(lead) for _ in sources]
     going = list(range(len(sources)))
     while going:
-        likeliest = engine.step([(answers[n], ids[n][answers[n].length :]) for n in going]).argmax.tolist()
+        likeliest = runner.step([(answers[n], ids[n][answers[n].length :]) for n in going]).argmax.tolist()
         for number, token in zip(going, likeliest, strict=True):
             ids[number].append(token)
-        going = [n for n in going if ids[n][-1] not in ends and len(ids[n]) <= min(ANSWER_TOKENS, engine.context)]
+        going = [n for n in going if ids[n][-1] not in ends and len(ids[n]) <= min(ANSWER_TOKENS, runner.context)]
     for number, source in enumerate(sources):
-        engine.release(answers[number])
+        runner.release(answers[number])
         said = ids[number][:-1]
-        got = engine.step([Feed(answers[number], said, "all")]).logits
+        got = runner.step([Feed(answers[number], said, "all")]).logits
         yield probe.run(said, source)[0], got
 
 

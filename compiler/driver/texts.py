@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.text_file import read_text
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 256  # of our own sample, for what is measured when no text is given
 SOURCE_TOKENS = 64  # of one line, at most

@@ -72,7 +72,7 @@ def bench(
     per second that rate allows for the weight bytes a step reads (keys and values not counted).
     """
     import llmc.runtime
-    from llmc.runtime.cpu import default_threads
+    from llmc.runtime.loading.cpu import default_threads
 
     manifest = llmc.runtime.inspect(artifact)
     most = default_threads()

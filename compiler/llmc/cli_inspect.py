@@ -42,7 +42,7 @@ def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _graph_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    from llmc.runtime.graph_manifest import words_of
+    from llmc.runtime.loading.graph_manifest import words_of
 
     quantization = manifest["quantization"]
     ports = [
@@ -128,7 +128,7 @@ def _translator(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _token_bytes(kv: dict[str, Any]) -> str:
     """Return what a token takes in all layers, in words."""
-    from llmc.runtime.manifest import KvLayout
+    from llmc.runtime.loading.manifest import KvLayout
 
     layout = KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"])
     return words_for_bytes(layout.token_bytes)

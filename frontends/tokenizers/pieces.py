@@ -87,7 +87,7 @@ def make_json(vocabulary: Vocabulary, rules: Rules, frame: Frame) -> bytes:
     if vocabulary.known is None:
         return bytes(tokenizer.to_str().encode())
     table = json.loads(tokenizer.to_str())
-    table["model"]["unknown_from"] = vocabulary.known  # runtime/tokenizer.py; the library does not read it
+    table["model"]["unknown_from"] = vocabulary.known  # runtime/text/tokenizer.py; the library does not read it
     return json.dumps(table, ensure_ascii=False).encode()
 
 

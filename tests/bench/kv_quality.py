@@ -30,7 +30,7 @@ from texts import EVALUATION, austen
 import llmc
 from llmc.bench_case import fixed_prompt
 from llmc.compiler.driver import compile_model
-from llmc.runtime.manifest import read_manifest
+from llmc.runtime.loading.manifest import read_manifest
 
 KINDS = ("f32", "bf16", "q8", "q4")
 CONTEXT = 2000
@@ -43,13 +43,13 @@ def decode_rates(artifacts: dict[str, Path], threads: int, steps: int) -> dict[s
         models, sequences, seconds = {}, {}, {kind: [0.0] * steps for kind in artifacts}
         for kind, artifact in artifacts.items():
             model = stack.enter_context(llmc.load(artifact, threads=threads, cache_tokens=CONTEXT + steps + 16))
-            models[kind], sequences[kind] = model, model.engine.new_sequence()
+            models[kind], sequences[kind] = model, model.runner.new_sequence()
             prompt = fixed_prompt(0, CONTEXT, model.manifest["vocab"])
-            model.engine.prefill([(sequences[kind], prompt)])
+            model.runner.prefill([(sequences[kind], prompt)])
         for step in range(steps):
             for kind, model in models.items():
                 start = time.perf_counter()
-                model.engine.step([(sequences[kind], [step])])
+                model.runner.step([(sequences[kind], [step])])
                 seconds[kind][step] = time.perf_counter() - start
     return {kind: 1 / statistics.median(times) for kind, times in seconds.items()}
 

@@ -49,8 +49,8 @@ from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.driver.texts import calibration_windows, sample_window
 from llmc.compiler.formats import OFFERED
 from llmc.frontends.source import open_model
-from llmc.runtime.engine import Feed
 from llmc.runtime.quality import score_rows, windows
+from llmc.runtime.runner import Feed
 
 DITHERED = "-dithered"  # the same weights moved off the grid of their file, see peer_formats.dithered
 MODELS = {"smollm2": fetch_smollm2.fetch, "gemma3": fetch_gemma3.fetch}
@@ -126,19 +126,19 @@ def evaluate(made: list[dict[str, Any]], text: str, count: int) -> None:
     nll: list[list[Any]] = [[] for _ in made]
     kl, same = [list(each) for each in nll], [list(each) for each in nll]
     for window in track(cut, "scoring", console=Console(stderr=True)):
-        sequences = [model.engine.new_sequence() for model in models]
+        sequences = [model.runner.new_sequence() for model in models]
         for at in range(0, len(window) - 1, ROWS):
             part = window[at : min(at + ROWS, len(window) - 1)]
             wanted = window[at + 1 : at + 1 + len(part)]
-            reference = first.engine.step([Feed(sequences[0], part, "all")])
+            reference = first.runner.step([Feed(sequences[0], part, "all")])
             for i, (model, sequence) in enumerate(zip(models, sequences, strict=True)):
-                output = reference if i == 0 else model.engine.step([Feed(sequence, part, "all")])
+                output = reference if i == 0 else model.runner.step([Feed(sequence, part, "all")])
                 scores, divergence = score_rows([output, reference], wanted)
                 nll[i].append(scores[0])
                 kl[i].append(divergence)
                 same[i].append(output.argmax == reference.argmax)
         for model, sequence in zip(models, sequences, strict=True):
-            model.engine.release(sequence)
+            model.runner.release(sequence)
     for i, row in enumerate(made):
         row["tokens"] = sum(map(len, nll[i]))
         row["perplexity"] = float(np.exp(np.concatenate(nll[i]).mean()))

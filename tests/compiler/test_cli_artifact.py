@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.cpu import default_threads
+from llmc.runtime.loading.cpu import default_threads
 
 
 @pytest.fixture(scope="module")

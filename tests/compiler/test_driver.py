@@ -56,8 +56,8 @@ def test_an_edited_spec_makes_another_model(tiny_llama: Callable[..., Path], tmp
     edited = compile_model(tiny_llama(), tmp_path / "b.llmc", quant="f32", spec=tmp_path / "my.toml").path
     ids = list(range(5, 60))
     with llmc.load(plain) as one, llmc.load(edited) as other:
-        a = one.engine.step([(one.engine.new_sequence(), ids)]).logits
-        b = other.engine.step([(other.engine.new_sequence(), ids)]).logits
+        a = one.runner.step([(one.runner.new_sequence(), ids)]).logits
+        b = other.runner.step([(other.runner.new_sequence(), ids)]).logits
     assert np.abs(a - b).max() > 1e-4
 
 

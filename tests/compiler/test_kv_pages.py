@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from llmc.compiler.kv_pages import KINDS, page_shape, rotate
-from llmc.runtime.kv_cache import PagePool
-from llmc.runtime.manifest import KvLayout
+from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.loading.manifest import KvLayout
 
 SIZES = (7, 10, 16, 20, 64, 80, 128)
 # Root mean square of the error of K and of V over that of the numbers, for a normal distribution.

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 import llmc
 from llmc.compiler.driver import compile_model
-from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import is_greedy, logits
@@ -24,10 +24,10 @@ EPS = dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "no
 
 def _steps(model: Model, ids: list[int], chunk: int) -> np.ndarray:
     """(n, V) logits of every place, fed `chunk` tokens a step."""
-    sequence = model.engine.new_sequence()
+    sequence = model.runner.new_sequence()
     parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
-    rows = [model.engine.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.engine.release(sequence)
+    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
+    model.runner.release(sequence)
     return np.concatenate(rows)
 
 

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 import llmc
 from llmc.compiler.driver import compile_model
 from llmc.frontends.source import open_model
-from llmc.runtime.engine import Feed
 from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from prompts import PROMPTS
@@ -52,10 +52,10 @@ def smollm2(smollm2_artifact: Callable[..., Path]) -> Iterator[Model]:
 
 def _all_logits(model: Model, ids: list[int], chunk: int) -> np.ndarray:
     """Logits of every place, fed `chunk` tokens a step."""
-    sequence = model.engine.new_sequence()
+    sequence = model.runner.new_sequence()
     parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
-    rows = [model.engine.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.engine.release(sequence)
+    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
+    model.runner.release(sequence)
     return np.concatenate(rows)
 
 

@@ -17,8 +17,8 @@ from llmc.compiler.driver.recipe import uniform
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec.tensors import is_router
 from llmc.frontends.source import open_model
-from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES
@@ -44,10 +44,10 @@ def folder(name: str, tiny_model: Callable[..., Path]) -> Path:
 
 def _steps(model: Model, chunk: int) -> np.ndarray:
     """(n, V) logits of every place of IDS, fed `chunk` tokens a step."""
-    sequence = model.engine.new_sequence()
+    sequence = model.runner.new_sequence()
     parts = [IDS[i : i + chunk] for i in range(0, len(IDS), chunk)]
-    rows = [model.engine.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.engine.release(sequence)
+    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
+    model.runner.release(sequence)
     return np.concatenate(rows)
 
 

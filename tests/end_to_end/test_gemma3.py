@@ -19,8 +19,8 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.compiler.spec import Embedding, Window, from_toml, to_toml
 from llmc.frontends.source import open_model
-from llmc.runtime.engine import Feed
 from llmc.runtime.model import Model
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from prompts import PROMPTS
@@ -116,10 +116,10 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(artifact: Model, twi
         whole = [*made.prompt_ids, *made.ids]
         expected = logits(twin, whole)
         assert is_greedy(expected, list(made.prompt_ids), list(made.ids)), prompt
-        sequence = artifact.engine.new_sequence()
-        got = artifact.engine.step([Feed(sequence, whole, "all")]).logits
+        sequence = artifact.runner.new_sequence()
+        got = artifact.runner.step([Feed(sequence, whole, "all")]).logits
         np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
-        artifact.engine.release(sequence)
+        artifact.runner.release(sequence)
 
 
 def test_texts_longer_than_the_window(artifact: Model, twin: Gemma3ForCausalLM) -> None:
@@ -133,10 +133,10 @@ def test_texts_longer_than_the_window(artifact: Model, twin: Gemma3ForCausalLM) 
     with torch.no_grad():
         expected = twin(torch.tensor([whole]), logits_to_keep=torch.tensor(ends)).logits[0].numpy()
     assert expected[ends.index(899) : -1].argmax(-1).tolist() == made
-    sequence = artifact.engine.new_sequence()
+    sequence = artifact.runner.new_sequence()
     start = 0
     for end, wanted in zip(ends, expected, strict=True):
-        got = artifact.engine.step([Feed(sequence, whole[start : end + 1], "last")]).logits[0]
+        got = artifact.runner.step([Feed(sequence, whole[start : end + 1], "last")]).logits[0]
         np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max(), err_msg=str(end))
         start = end + 1
-    artifact.engine.release(sequence)
+    artifact.runner.release(sequence)

@@ -10,7 +10,7 @@ import pytest
 
 import llmc
 from llmc.compiler.driver import compile_model
-from llmc.runtime.engine import Feed
+from llmc.runtime.runner import Feed
 
 IDS = [(7 * i * i + 3) % 90 for i in range(40)]
 
@@ -22,12 +22,12 @@ def test_logits_are_near_and_chunks_change_nothing(
     exact = compile_model(tiny_llama(), tmp_path / "f32.llmc", quant="f32", kv="f32").path
     coded = compile_model(tiny_llama(), tmp_path / f"{kv}.llmc", quant="f32", kv=kv).path
     with llmc.load(exact) as model:
-        wanted = model.engine.step([Feed(model.engine.new_sequence(), IDS, "all")]).logits
+        wanted = model.runner.step([Feed(model.runner.new_sequence(), IDS, "all")]).logits
     with llmc.load(coded) as model:
-        engine = model.engine
-        got = engine.step([Feed(engine.new_sequence(), IDS, "all")]).logits
-        sequence = engine.new_sequence()
-        rows = [engine.step([Feed(sequence, [token], "all")]).logits for token in IDS]
+        runner = model.runner
+        got = runner.step([Feed(runner.new_sequence(), IDS, "all")]).logits
+        sequence = runner.new_sequence()
+        rows = [runner.step([Feed(sequence, [token], "all")]).logits for token in IDS]
         np.testing.assert_array_equal(np.concatenate(rows), got)
         assert 0 < np.abs(got - wanted).max() < most * np.abs(wanted).max()
 
@@ -36,12 +36,12 @@ def test_logits_are_near_and_chunks_change_nothing(
 def test_a_page_copied_whole_is_the_same_page(kv: str, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     path = compile_model(tiny_llama(), tmp_path / "a.llmc", kv=kv).path
     with llmc.load(path) as model:
-        engine = model.engine
-        first, second = engine.new_sequence(), engine.new_sequence()
-        engine.step([(first, IDS[:32])])
-        engine.pool.reserve_all([(second, 32)])
-        for layer in engine.pool.layers:
+        runner = model.runner
+        first, second = runner.new_sequence(), runner.new_sequence()
+        runner.step([(first, IDS[:32])])
+        runner.pool.reserve_all([(second, 32)])
+        for layer in runner.pool.layers:
             layer[list(second.pages)] = layer[list(first.pages)]
         second.length = first.length
-        a, b = (engine.step([(sequence, IDS[32:])]).logits for sequence in (first, second))
+        a, b = (runner.step([(sequence, IDS[32:])]).logits for sequence in (first, second))
         np.testing.assert_array_equal(a, b)

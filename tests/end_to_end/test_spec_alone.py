@@ -15,7 +15,7 @@ from transformers import AutoModel
 import llmc
 from llmc.cli import command
 from llmc.frontends.hf.families import known_families
-from llmc.runtime.engine import Feed
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import is_greedy, logits, saved_reference
@@ -208,7 +208,7 @@ def test_a_spec_is_enough_for_a_decoder(tiny_model: Callable[..., Path], tmp_pat
         whole = [*ids, *made.ids]
         expected = logits(twin, whole)
         assert is_greedy(expected, ids, list(made.ids))
-        got = model.engine.step([Feed(model.engine.new_sequence(), whole, "all")]).logits
+        got = model.runner.step([Feed(model.runner.new_sequence(), whole, "all")]).logits
         np.testing.assert_allclose(got, expected, atol=1e-4, rtol=0)
 
 

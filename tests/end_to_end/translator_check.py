@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 import llmc
-from llmc.runtime.engine import Feed
-from llmc.runtime.kv_cache import Sequence
+from llmc.runtime.cache.pages import Sequence
 from llmc.runtime.model import Model
+from llmc.runtime.runner import Feed
 
 ANSWER = 32
 TOLERANCE = 1e-4
@@ -37,24 +37,24 @@ def check_translator(artifact: Path, twin: PreTrainedModel, seed: int) -> None:
 
 def _check(model: Model, twin: PreTrainedModel, source: list[int]) -> Any:
     """One source's answer, after everything about it was found to be what the twin computes."""
-    engine = model.engine
+    runner = model.runner
     made = model.generate(source, max_tokens=ANSWER, ignore_eos=True)
     expected = generated(twin, source)
     lead = len(expected) - ANSWER
     assert list(made.ids) == expected[lead:]
     with torch.no_grad():
         output = twin(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([expected[:-1]]))
-    read = engine.new_sequence()
-    engine.encode([(read, source)])
+    read = runner.new_sequence()
+    runner.encode([(read, source)])
     hidden = output.encoder_last_hidden_state[0].numpy()
     np.testing.assert_allclose(_encoded(model, read, source), hidden, atol=TOLERANCE, rtol=0)
     for chunk in (len(expected), 7, 1):
-        answer = engine.new_sequence(read)
+        answer = runner.new_sequence(read)
         parts = [expected[:-1][i : i + chunk] for i in range(0, len(expected) - 1, chunk)]
-        rows = [engine.step([Feed(answer, part, "all")]).logits.copy() for part in parts]
+        rows = [runner.step([Feed(answer, part, "all")]).logits.copy() for part in parts]
         np.testing.assert_allclose(np.concatenate(rows), output.logits[0].numpy(), atol=TOLERANCE, rtol=0)
-        engine.release(answer)
-    engine.release(read)
+        runner.release(answer)
+    runner.release(read)
     return made.ids
 
 
@@ -62,8 +62,8 @@ def _encoded(model: Model, read: Sequence, source: list[int]) -> np.ndarray:
     """(n, C): what the encoder gives for every token of a source that was read into these pages."""
     count, pages = len(source), len(read.pages)
     places = np.arange(count, dtype=np.int32)
-    assert model.engine.encode_function is not None
-    hidden, _ = model.engine.encode_function(
+    assert model.runner.encode_function is not None
+    hidden, _ = model.runner.encode_function(
         np.array(source, np.int32), places, np.zeros(count, np.int32), places,
         np.array([0, pages], np.int32), np.array(read.pages, np.int32), places,
     )  # fmt: skip

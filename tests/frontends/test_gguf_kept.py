@@ -15,7 +15,7 @@ import pytest
 
 import llmc
 from llmc.compiler.driver import compile_model
-from llmc.runtime.engine import Feed
+from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,7 +80,7 @@ def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[[str], Path]:
 
 def _logits(artifact: Path) -> np.ndarray:
     with llmc.load(artifact) as model:
-        return model.engine.step([Feed(model.engine.new_sequence(), IDS, "all")]).logits.copy()
+        return model.runner.step([Feed(model.runner.new_sequence(), IDS, "all")]).logits.copy()
 
 
 @pytest.mark.parametrize("stored", TYPES)

@@ -160,7 +160,7 @@ def test_it_computes_what_transformers_does(
     sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
     from reference import logits, saved_reference
 
-    from llmc.runtime.engine import Feed
+    from llmc.runtime.runner import Feed
 
     folder = tiny_llama(vocab_size=VOCAB)
     state = load_file(folder / "model.safetensors")
@@ -183,8 +183,8 @@ def test_it_computes_what_transformers_does(
     compile_model(str(write(version, False, arrays)), str(artifact), quant="f32", kv="f32")
     ids = [1, *range(5, 40)]
     with llmc.load(artifact) as model:
-        sequence = model.engine.new_sequence()
-        found = model.engine.step([Feed(sequence, ids, "all")]).logits
+        sequence = model.runner.new_sequence()
+        found = model.runner.step([Feed(sequence, ids, "all")]).logits
         np.testing.assert_allclose(found, logits(saved_reference(folder), ids), atol=1e-3)
 
 

@@ -18,7 +18,7 @@ from llmc.frontends.tokenizers.charsmap import read_charsmap
 from llmc.frontends.tokenizers.check import check_tokenizer
 from llmc.frontends.tokenizers.folder import read_tokenizer
 from llmc.frontends.tokenizers.sentencepiece_model import read_model
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hard_texts import HARD_TEXTS

@@ -32,8 +32,8 @@ from llmc.frontends.hf.families import known_families
 from llmc.frontends.hf.folder import read_folder
 from llmc.frontends.tensor import Tensor
 from llmc.runtime.errors import LlmcError as RuntimeLlmcError
-from llmc.runtime.manifest import read_manifest
-from llmc.runtime.schema import canonical_json
+from llmc.runtime.loading.manifest import read_manifest
+from llmc.runtime.loading.schema import canonical_json
 
 _LAYERS = 3  # of configs that are changed
 

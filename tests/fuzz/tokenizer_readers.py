@@ -20,7 +20,7 @@ from llmc.frontends.tokenizers.check import check_tokenizer
 from llmc.frontends.tokenizers.folder import read_tokenizer
 from llmc.frontends.tokenizers.pieces import Frame, Vocabulary, make_json
 from llmc.frontends.tokenizers.sentencepiece_model import read_model
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: a NumPy model behind the real engine, and a small artifact on disk."""
+"""Fixtures of the runtime's tests: a NumPy model behind the real runner, and a small artifact on disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.engine import Engine
+from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.generate import Generator
-from llmc.runtime.kv_cache import PagePool
-from llmc.runtime.manifest import KvLayout
-from llmc.runtime.schema import canonical_json
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.loading.manifest import KvLayout
+from llmc.runtime.loading.schema import canonical_json
+from llmc.runtime.runner import Runner
+from llmc.runtime.text.tokenizer import Tokenizer
 
 _SPECIAL = ["<s>", "</s>", "<|im_start|>"]
 
@@ -40,27 +40,27 @@ def translator(script: Callable[[str], ModuleType], reference: ModuleType) -> Mo
 
 
 @pytest.fixture
-def make_engine(reference: ModuleType) -> Callable[..., Engine]:
-    """A function `(pages=64, chunk=512, calls=None) -> Engine` over the NumPy step."""
+def make_runner(reference: ModuleType) -> Callable[..., Runner]:
+    """A function `(pages=64, chunk=512, calls=None) -> Runner` over the NumPy step."""
 
-    def make(pages: int = 64, chunk: int = 512, calls: list[int] | None = None) -> Engine:
+    def make(pages: int = 64, chunk: int = 512, calls: list[int] | None = None) -> Runner:
         layout = KvLayout(reference.LAYERS, reference.KV_HEADS, reference.HEAD_DIM, "f32")
         pool = PagePool(layout, pages * 16)
         step = reference.make_step(reference.make_weights(), pool.layers, calls)
-        return Engine(step, pool, reference.VOCAB, reference.CONTEXT, chunk)
+        return Runner(step, pool, reference.VOCAB, reference.CONTEXT, chunk)
 
     return make
 
 
 @pytest.fixture
-def make_translator(reference: ModuleType, translator: ModuleType) -> Callable[..., Engine]:
-    """A function `(pages=64, chunk=512, calls=[]) -> Engine` over the NumPy step and encode."""
+def make_translator(reference: ModuleType, translator: ModuleType) -> Callable[..., Runner]:
+    """A function `(pages=64, chunk=512, calls=[]) -> Runner` over the NumPy step and encode."""
 
-    def make(pages: int = 64, chunk: int = 512, calls: list[tuple[str, int]] | None = None) -> Engine:
+    def make(pages: int = 64, chunk: int = 512, calls: list[tuple[str, int]] | None = None) -> Runner:
         layout = KvLayout(reference.LAYERS, reference.KV_HEADS, reference.HEAD_DIM, "f32")
         pool = PagePool(layout, pages * 16)
         step, encode = translator.make_functions(translator.make_weights(), pool.layers, [] if calls is None else calls)
-        return Engine(step, pool, reference.VOCAB, reference.CONTEXT, chunk, encode)
+        return Runner(step, pool, reference.VOCAB, reference.CONTEXT, chunk, encode)
 
     return make
 
@@ -106,11 +106,11 @@ def make_tokenizer_json() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def make_generator(make_engine: Callable[..., Engine]) -> Callable[..., Generator]:
-    """A function `(eos=(), **engine) -> Generator` whose tokens are single bytes of text."""
+def make_generator(make_runner: Callable[..., Runner]) -> Callable[..., Generator]:
+    """A function `(eos=(), **runner) -> Generator` whose tokens are single bytes of text."""
 
-    def make(eos: tuple[int, ...] = (), **engine: Any) -> Generator:
-        return Generator(make_engine(**engine), Tokenizer(tokenizer_json()), frozenset(eos))
+    def make(eos: tuple[int, ...] = (), **runner: Any) -> Generator:
+        return Generator(make_runner(**runner), Tokenizer(tokenizer_json()), frozenset(eos))
 
     return make
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime import cpu, integrity, library
-from llmc.runtime.artifact import inspect, open_artifact, verify
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.manifest import FORMAT
+from llmc.runtime.loading import cpu, integrity, library
+from llmc.runtime.loading.artifact import inspect, open_artifact, verify
+from llmc.runtime.loading.manifest import FORMAT
 from llmc.runtime.model import load
 
 Reseal = Callable[[Path, dict[str, Any]], None]

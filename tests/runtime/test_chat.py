@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.chat import render_chat
 from llmc.runtime.errors import RequestError
+from llmc.runtime.text.chat import render_chat
 
 USER = [{"role": "user", "content": "Hi <b>\n"}]
 CHATML = (

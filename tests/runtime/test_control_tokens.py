@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from llmc.runtime.chat import render_chat
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.chat import render_chat
+from llmc.runtime.text.tokenizer import Tokenizer
 
 MakeJson = Callable[..., bytes]
 MAKE: list[MakeJson] = []

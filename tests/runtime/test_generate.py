@@ -21,7 +21,7 @@ def run(generator: Generator, prompts: list[list[int]], **options: Any) -> list[
     pieces: dict[int, str] = {}
     for index, piece in generator.run(prompts, [Options(**options)] * len(prompts), 0.0):
         pieces[index] = pieces.get(index, "") + piece
-    assert generator.engine.pool.free_pages == generator.engine.pool.num_pages
+    assert generator.runner.pool.free_pages == generator.runner.pool.num_pages
     assert [pieces.get(i, "") for i in range(len(prompts))] == [r.text for r in generator.results]
     return generator.results
 
@@ -97,11 +97,11 @@ def test_streams_can_be_interleaved_and_dropped(make_generator: MakeGenerator) -
     for index in (3, 0, 2):
         list(streams[index])
         assert streams[index].result.ids == wanted[index][0].ids
-    assert generator.engine.pool.free_pages == generator.engine.pool.num_pages
+    assert generator.runner.pool.free_pages == generator.runner.pool.num_pages
     started = TextStream(generator, PROMPTS[0], Options(), 0.0)
     next(started)
     del started
-    assert generator.engine.pool.free_pages == generator.engine.pool.num_pages
+    assert generator.runner.pool.free_pages == generator.runner.pool.num_pages
 
 
 def test_threads_take_turns(make_generator: MakeGenerator) -> None:

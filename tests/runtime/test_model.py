@@ -43,7 +43,7 @@ def test_all_ways_to_generate_agree(model: Model) -> None:
     assert batch[1].ids == wanted.ids
     text_ids = wanted.ids[:-1] if wanted.finish_reason == "stop" else wanted.ids
     assert model.decode(text_ids) == wanted.text
-    assert model.engine.pool.free_pages == model.engine.pool.num_pages
+    assert model.runner.pool.free_pages == model.runner.pool.num_pages
 
 
 def test_chat_uses_the_template(model: Model) -> None:
@@ -67,7 +67,7 @@ def test_a_message_cannot_speak_as_the_system(model: Model) -> None:
 
 def test_more_threads_than_cpus_are_not_used(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("llmc.runtime.library.use_threads", asked.append)
+    monkeypatch.setattr("llmc.runtime.loading.library.use_threads", asked.append)
     most = len(os.sched_getaffinity(0))
     with llmc.runtime.load(artifact, threads=1000, cache_tokens=64) as loaded:
         loaded.generate("one", max_tokens=1)
@@ -90,7 +90,7 @@ def test_any_thread_and_any_number_of_threads(artifact: Path, model: Model) -> N
         thread.start()
         thread.join()
     assert found == [wanted, wanted]
-    assert other.engine.pool.num_pages == 4
+    assert other.runner.pool.num_pages == 4
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.engine import Engine, Output
+from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.errors import LlmcError, RequestError
-from llmc.runtime.kv_cache import PagePool
-from llmc.runtime.manifest import KvLayout
+from llmc.runtime.loading.manifest import KvLayout
 from llmc.runtime.quality import Evaluation, Subject, evaluate, score, score_rows, windows
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.runner import Output, Runner
+from llmc.runtime.text.tokenizer import Tokenizer
 
 VOCAB, CONTEXT = 97, 120  # of reference_step.py
-MakeEngine = Callable[..., Engine]
+MakeRunner = Callable[..., Runner]
 
 
 def slow_log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -41,22 +41,22 @@ def some_ids(count: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture
-def seeded_engine(reference: ModuleType) -> MakeEngine:
-    """A function `(seed=0, chunk=512, calls=None) -> Engine` over the NumPy step with weights of that seed."""
+def seeded_engine(reference: ModuleType) -> MakeRunner:
+    """A function `(seed=0, chunk=512, calls=None) -> Runner` over the NumPy step with weights of that seed."""
 
-    def make(seed: int = 0, chunk: int = 512, calls: list[int] | None = None) -> Engine:
+    def make(seed: int = 0, chunk: int = 512, calls: list[int] | None = None) -> Runner:
         pool = PagePool(KvLayout(reference.LAYERS, reference.KV_HEADS, reference.HEAD_DIM, "f32"), 512)
         step = reference.make_step(reference.make_weights(seed), pool.layers, calls)
-        return Engine(step, pool, VOCAB, CONTEXT, chunk)
+        return Runner(step, pool, VOCAB, CONTEXT, chunk)
 
     return make
 
 
 @pytest.fixture
-def subject(seeded_engine: MakeEngine, make_tokenizer_json: Callable[..., bytes]) -> Callable[..., Subject]:
-    """A function `(**engine) -> Subject` with one token a byte; bos is <s>, which prompts do not begin with."""
+def subject(seeded_engine: MakeRunner, make_tokenizer_json: Callable[..., bytes]) -> Callable[..., Subject]:
+    """A function `(**runner) -> Subject` with one token a byte; bos is <s>, which prompts do not begin with."""
     tokenizer = Tokenizer(make_tokenizer_json("byte-level", 259))
-    return lambda **engine: Subject(seeded_engine(**engine), tokenizer, 0, False)
+    return lambda **runner: Subject(seeded_engine(**runner), tokenizer, 0, False)
 
 
 # --- windows ---
@@ -130,7 +130,7 @@ def test_a_model_does_not_diverge_from_itself() -> None:
 @pytest.mark.parametrize("chunk", [512, 16, 7])
 @pytest.mark.parametrize("size", [40, 120])
 def test_scores_of_windows_are_those_of_the_whole(
-    seeded_engine: MakeEngine, reference: ModuleType, size: int, chunk: int
+    seeded_engine: MakeRunner, reference: ModuleType, size: int, chunk: int
 ) -> None:
     calls: list[int] = []
     mine, other = seeded_engine(0, chunk, calls), seeded_engine(1)
@@ -149,8 +149,8 @@ def test_scores_of_windows_are_those_of_the_whole(
     np.testing.assert_allclose(comparison.kl, kl, atol=1e-4)
     np.testing.assert_array_equal(comparison.same, logs[0].argmax(-1) == logs[1].argmax(-1))
     assert max(calls) <= chunk
-    for engine in (mine, other):
-        assert engine.pool.free_pages == engine.pool.num_pages
+    for runner in (mine, other):
+        assert runner.pool.free_pages == runner.pool.num_pages
 
 
 def test_few_logits_are_held_at_once(reference: ModuleType) -> None:
@@ -160,8 +160,8 @@ def test_few_logits_are_held_at_once(reference: ModuleType) -> None:
         asked.append(len(arrays[6]))
         return np.zeros((len(arrays[6]), VOCAB), np.float32), np.zeros(len(arrays[6]), np.int32)
 
-    engine = Engine(uniform, PagePool(KvLayout(1, 1, 8, "f32"), 1024), VOCAB, 1024)
-    nll, _ = score(engine, windows(some_ids(1200), 600))
+    runner = Runner(uniform, PagePool(KvLayout(1, 1, 8, "f32"), 1024), VOCAB, 1024)
+    nll, _ = score(runner, windows(some_ids(1200), 600))
     assert asked == [128, 128, 128, 128, 87] * 2  # the last token of a window is predicted, not read
     np.testing.assert_allclose(np.exp(nll), VOCAB, rtol=1e-6)  # guessing among all tokens
 
@@ -212,7 +212,7 @@ def test_a_first_token_takes_a_place_and_is_not_scored(subject: Callable[..., Su
     this, ids = subject(), some_ids(8)
     yes = evaluate(this, ids, 5, bos="yes")
     assert (yes.tokens, yes.windows, yes.bos) == (8, 2, True)
-    by_hand, _ = score(this.engine, np.array([[0, *ids[:4]], [0, *ids[4:]]], np.int32))
+    by_hand, _ = score(this.runner, np.array([[0, *ids[:4]], [0, *ids[4:]]], np.int32))
     np.testing.assert_array_equal(yes.nll, by_hand)
     np.testing.assert_array_equal(evaluate(replace(this, add_bos=True), ids, 5).nll, by_hand)
     assert evaluate(replace(this, add_bos=True), ids, 5, bos="no").tokens == evaluate(this, ids, 5).tokens == 4
@@ -254,8 +254,8 @@ def test_models_that_cannot_be_compared(
     subject: Callable[..., Subject], make_tokenizer_json: Callable[..., bytes]
 ) -> None:
     this = subject()
-    small = replace(this, engine=replace(this.engine, vocab=96))
-    short = replace(this, engine=replace(this.engine, context=10))
+    small = replace(this, runner=replace(this.runner, vocab=96))
+    short = replace(this, runner=replace(this.runner, context=10))
     foreign = replace(this, tokenizer=Tokenizer(make_tokenizer_json("wordpiece")))
     for against, says in (
         (small, "against: that model has a vocabulary of 96 tokens, this one of 97"),
@@ -272,25 +272,25 @@ def test_models_that_cannot_be_compared(
 @pytest.mark.parametrize("where", [0, 1])
 def test_logits_that_are_no_numbers_are_refused(subject: Callable[..., Subject], wrong: float, where: int) -> None:
     both = [subject(), subject(seed=1)]
-    good = both[where].engine.step_function
+    good = both[where].runner.step_function
 
     def broken(*arrays: Any) -> Any:
         logits, argmax = good(*arrays)
         logits[arrays[1] == 11] = wrong  # the row at position 11 predicts token 12 (the 13th)
         return logits, argmax
 
-    both[where].engine.step_function = broken
+    both[where].runner.step_function = broken
     with pytest.raises(LlmcError, match="not finite at token 12 of window 1") as caught:
         evaluate(both[0], some_ids(60), 20, both[1])
     assert str(caught.value).startswith("against: " if where else "the model")
     for each in both:
-        assert each.engine.pool.free_pages == each.engine.pool.num_pages
+        assert each.runner.pool.free_pages == each.runner.pool.num_pages
 
 
 def test_probabilities_next_to_nothing_are_refused(subject: Callable[..., Subject]) -> None:
     this = subject()
-    good = this.engine.step_function
-    this.engine.step_function = lambda *arrays: (good(*arrays)[0] * np.float32(1e6), good(*arrays)[1])
+    good = this.runner.step_function
+    this.runner.step_function = lambda *arrays: (good(*arrays)[0] * np.float32(1e6), good(*arrays)[1])
     with pytest.raises(LlmcError, match="window 1 are given probabilities below"):
         evaluate(this, some_ids(60), 20)
 
@@ -301,11 +301,11 @@ def test_ctrl_c_gives_the_cache_back(subject: Callable[..., Subject]) -> None:
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    both[1].engine.step_function = stop
+    both[1].runner.step_function = stop
     with pytest.raises(KeyboardInterrupt):
         evaluate(both[0], some_ids(60), 20, both[1])
     for each in both:
-        assert each.engine.pool.free_pages == each.engine.pool.num_pages
+        assert each.runner.pool.free_pages == each.runner.pool.num_pages
 
 
 @settings(max_examples=50)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from llmc.runtime.decoding.sampling import Sampler, Sampling, candidates
 from llmc.runtime.errors import RequestError
-from llmc.runtime.sampling import Sampler, Sampling, candidates
 
 LOGITS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-30, 30, width=32))
 

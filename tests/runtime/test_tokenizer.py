@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from llmc.runtime.errors import ArtifactError, RequestError
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 MakeJson = Callable[..., bytes]
 MAKE: list[MakeJson] = []

@@ -12,16 +12,16 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from llmc.runtime.engine import Engine, Feed
+from llmc.runtime.cache.pages import pages_for
 from llmc.runtime.errors import RequestError
 from llmc.runtime.generate import Generation, Generator, Options
-from llmc.runtime.kv_cache import pages_for
-from llmc.runtime.manifest import KvLayout, Manifest
+from llmc.runtime.loading.manifest import KvLayout, Manifest
 from llmc.runtime.model import Model
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.runner import Feed, Runner
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import direction
 
-MakeEngine = Callable[..., Engine]
+MakeRunner = Callable[..., Runner]
 LEAD = (2, 30)
 SOURCES = [[int(i) for i in np.random.default_rng(n).integers(0, 97, n)] for n in (3, 17, 40, 1, 9, 33)]
 
@@ -45,9 +45,9 @@ def answers(translator: ModuleType) -> list[list[int]]:
     return found
 
 
-def run(engine: Engine, backend: Tokenizer, sources: list[list[int]] = SOURCES, **fields: Any) -> list[Generation]:
+def run(runner: Runner, backend: Tokenizer, sources: list[list[int]] = SOURCES, **fields: Any) -> list[Generation]:
     """Greedy translations of 20 tokens; each text's parts must add up to it, and no page may be kept."""
-    generator = replace(Generator(engine, backend, frozenset(), LEAD), **fields)
+    generator = replace(Generator(runner, backend, frozenset(), LEAD), **fields)
     texts = [""] * len(sources)
     done: dict[int, Generation] = {}
     for part in generator.parts(sources, [Options(max_tokens=20)] * len(sources), 0.0):
@@ -56,13 +56,13 @@ def run(engine: Engine, backend: Tokenizer, sources: list[list[int]] = SOURCES, 
         if part.done is not None:
             done[part.index] = part.done
     assert [done[index].text for index in range(len(sources))] == texts
-    assert engine.pool.free_pages == engine.pool.num_pages
+    assert runner.pool.free_pages == runner.pool.num_pages
     return [done[index] for index in range(len(sources))]
 
 
 @pytest.mark.parametrize("chunk", [1, 20, 512])
 def test_a_batch_is_the_model_s_greedy_in_any_chunks(
-    make_translator: MakeEngine, backend: Tokenizer, answers: list[list[int]], chunk: int
+    make_translator: MakeRunner, backend: Tokenizer, answers: list[list[int]], chunk: int
 ) -> None:
     calls: list[tuple[str, int]] = []
     results = run(make_translator(chunk=chunk, calls=calls), backend)
@@ -75,31 +75,31 @@ def test_a_batch_is_the_model_s_greedy_in_any_chunks(
 
 
 def test_texts_wait_for_room_and_then_join_the_others(
-    make_translator: MakeEngine, backend: Tokenizer, answers: list[list[int]]
+    make_translator: MakeRunner, backend: Tokenizer, answers: list[list[int]]
 ) -> None:
     calls: list[tuple[str, int]] = []
-    engine = make_translator(pages=9, calls=calls)
-    results = run(engine, backend)
+    runner = make_translator(pages=9, calls=calls)
+    results = run(runner, backend)
     assert [result.ids for result in results] == answers
     assert [name for name, _ in calls].count("encode") > 1
     assert max(rows for name, rows in calls if name == "step") >= 2
 
 
-def test_new_texts_are_read_while_others_go_on(make_translator: MakeEngine, backend: Tokenizer) -> None:
+def test_new_texts_are_read_while_others_go_on(make_translator: MakeRunner, backend: Tokenizer) -> None:
     """Of four that fit together one goes on for long: the others' places are taken before it ends."""
     calls: list[tuple[str, int]] = []
-    engine = make_translator(pages=14, calls=calls)
-    generator = Generator(engine, backend, frozenset(), LEAD)
+    runner = make_translator(pages=14, calls=calls)
+    generator = Generator(runner, backend, frozenset(), LEAD)
     options = [Options(max_tokens=60), *[Options(max_tokens=4)] * 9]
     ends = [part.index for part in generator.parts([[5, 6]] * 10, options, 0.0) if part.done is not None]
     assert sorted(ends) == list(range(10))
     assert ends[-1] == 0
     assert 1 < [name for name, _ in calls].count("encode") < 9  # in groups, not one by one
-    assert engine.pool.free_pages == 14
+    assert runner.pool.free_pages == 14
 
 
 def test_an_end_and_what_is_never_said(
-    make_translator: MakeEngine, backend: Tokenizer, answers: list[list[int]]
+    make_translator: MakeRunner, backend: Tokenizer, answers: list[list[int]]
 ) -> None:
     end = answers[1][4]
     stopped = run(make_translator(), backend, eos=frozenset([end]))[1]
@@ -113,7 +113,7 @@ def test_an_end_and_what_is_never_said(
     assert min(drawn.results[0].ids) >= 90
 
 
-def test_what_is_too_long_is_refused_before_any_work(make_translator: MakeEngine, backend: Tokenizer) -> None:
+def test_what_is_too_long_is_refused_before_any_work(make_translator: MakeRunner, backend: Tokenizer) -> None:
     calls: list[tuple[str, int]] = []
     with pytest.raises(RequestError, match="text 2 has 121 tokens, and the model reads 120"):
         run(make_translator(calls=calls), backend, [[1], [2] * 121])
@@ -128,38 +128,38 @@ def test_what_is_too_long_is_refused_before_any_work(make_translator: MakeEngine
     assert (generator.results[0].finish_reason, len(generator.results[0].ids)) == ("context", 14)
 
 
-def test_a_source_is_shared_and_checked(make_translator: MakeEngine, translator: ModuleType) -> None:
-    engine = make_translator()
-    source = engine.new_sequence()
-    for unread in (engine.new_sequence(), engine.new_sequence(source)):
+def test_a_source_is_shared_and_checked(make_translator: MakeRunner, translator: ModuleType) -> None:
+    runner = make_translator()
+    source = runner.new_sequence()
+    for unread in (runner.new_sequence(), runner.new_sequence(source)):
         with pytest.raises(RequestError, match="needs a source"):
-            engine.step([(unread, [1])])
-    engine.encode([(source, SOURCES[1])])
+            runner.step([(unread, [1])])
+    runner.encode([(source, SOURCES[1])])
     with pytest.raises(RequestError, match="as a whole"):
-        engine.encode([(source, [1])])
+        runner.encode([(source, [1])])
     texts = [[1, 2, 3], [4] * 20]
-    output = engine.step([Feed(engine.new_sequence(source), text) for text in texts])
+    output = runner.step([Feed(runner.new_sequence(source), text) for text in texts])
     for row, text in enumerate(texts):
         wanted = translator.whole(translator.make_weights(), SOURCES[1], text)[-1]
         np.testing.assert_allclose(output.logits[row], wanted, atol=1e-4)
 
 
-def test_a_failing_encoder_keeps_no_page(make_translator: MakeEngine, backend: Tokenizer) -> None:
-    engine = make_translator()
+def test_a_failing_encoder_keeps_no_page(make_translator: MakeRunner, backend: Tokenizer) -> None:
+    runner = make_translator()
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("kernel failed")
 
-    engine.encode_function = broken
+    runner.encode_function = broken
     with pytest.raises(RuntimeError, match="kernel failed"):
-        run(engine, backend)
-    assert engine.pool.free_pages == engine.pool.num_pages
+        run(runner, backend)
+    assert runner.pool.free_pages == runner.pool.num_pages
 
 
-def test_a_model_without_an_encoder_has_nothing_to_encode(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_model_without_an_encoder_has_nothing_to_encode(make_runner: MakeRunner) -> None:
+    runner = make_runner()
     with pytest.raises(RequestError, match="no encoder"):
-        engine.encode([(engine.new_sequence(), [1])])
+        runner.encode([(runner.new_sequence(), [1])])
 
 
 def facts(**fields: Any) -> Manifest:
@@ -224,7 +224,7 @@ def test_languages_a_model_does_not_know(
 
 
 @pytest.fixture
-def model(make_translator: MakeEngine, backend: Tokenizer) -> Callable[..., Model]:
+def model(make_translator: MakeRunner, backend: Tokenizer) -> Callable[..., Model]:
     """A function `(**fields of the manifest) -> Model`."""
     return lambda **fields: Model(facts(**fields), make_translator(), backend, None)
 
@@ -259,10 +259,10 @@ def test_texts_are_checked(model: Callable[..., Model], bad: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_model_cannot_do(model: Callable[..., Model], make_engine: MakeEngine, backend: Tokenizer) -> None:
+def test_what_a_model_cannot_do(model: Callable[..., Model], make_runner: MakeRunner, backend: Tokenizer) -> None:
     with pytest.raises(RequestError, match="cannot embed: it was compiled to translate"):
         model().embed(["a"])
-    decoder = Model(facts(task="generate", start=None), make_engine(), backend, None)
+    decoder = Model(facts(task="generate", start=None), make_runner(), backend, None)
     with pytest.raises(RequestError, match="cannot translate: it was compiled to generate"):
         decoder.translate(["a"])
     with pytest.raises(RequestError, match="text 1: it is empty"):
@@ -271,10 +271,10 @@ def test_what_a_model_cannot_do(model: Callable[..., Model], make_engine: MakeEn
         model(languages=MANY).generate("a")
 
 
-def test_pages_hold_sources_too(make_translator: MakeEngine, backend: Tokenizer) -> None:
-    engine = make_translator()
-    parts = Generator(engine, backend, frozenset(), LEAD).parts([SOURCES[2]], [Options(max_tokens=20)], 0.0)
+def test_pages_hold_sources_too(make_translator: MakeRunner, backend: Tokenizer) -> None:
+    runner = make_translator()
+    parts = Generator(runner, backend, frozenset(), LEAD).parts([SOURCES[2]], [Options(max_tokens=20)], 0.0)
     next(parts)
-    assert engine.pool.num_pages - engine.pool.free_pages == pages_for(40) + pages_for(22)
+    assert runner.pool.num_pages - runner.pool.free_pages == pages_for(40) + pages_for(22)
     parts.close()
-    assert engine.pool.free_pages == engine.pool.num_pages
+    assert runner.pool.free_pages == runner.pool.num_pages

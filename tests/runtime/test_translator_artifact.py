@@ -41,7 +41,7 @@ def test_a_batch_is_what_each_text_is_alone(model: Model, wanted: list[list[int]
     assert [each.text for each in together] == [model.decode(each.ids) for each in together]
     assert [each.ids for each in model.translate(TEXTS, "en", "fr", prefill_chunk=7, **OPTIONS)] == wanted
     assert [each.ids for each in model.translate(TEXTS, "en", "de", **OPTIONS)] != wanted
-    assert model.engine.pool.free_pages == model.engine.pool.num_pages
+    assert model.runner.pool.free_pages == model.runner.pool.num_pages
     with llmc.runtime.load(tiny_translator / "tiny.llmc", threads=1, cache_tokens=96) as small:
         assert [each.ids for each in small.translate(TEXTS, "en", "fr", **OPTIONS)] == wanted
 

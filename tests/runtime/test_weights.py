@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.weights import map_weights
+from llmc.runtime.loading.weights import map_weights
 
 ORDER = ("table", "odd", "codes")
 

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.manifest import Package, Variant
+from llmc.runtime.loading.manifest import Package, Variant
 
 _CPUINFO = Path("/proc/cpuinfo")
 _ARCH_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from llmc.runtime import integrity
-from llmc.runtime.cpu import choose_variant, cpu_arch, cpu_flags, default_threads, missing_flags
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.graph_manifest import read_any
-from llmc.runtime.integrity import Progress
-from llmc.runtime.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
+from llmc.runtime.loading import integrity
+from llmc.runtime.loading.cpu import choose_variant, cpu_arch, cpu_flags, default_threads, missing_flags
+from llmc.runtime.loading.graph_manifest import read_any
+from llmc.runtime.loading.integrity import Progress
+from llmc.runtime.loading.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
 
 P = TypeVar("P", bound=Package)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.runtime import schema
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.manifest import (
+from llmc.runtime.loading import schema
+from llmc.runtime.loading.manifest import (
     GRAPH,
     MANIFEST,
     PACKAGE,

@@ -10,9 +10,9 @@ from typing import Any
 
 import jinja2
 
-from llmc.runtime.control_tokens import RESERVED
 from llmc.runtime.errors import RequestError
-from llmc.runtime.sandbox import MAX_CHARS, BoundedEnvironment
+from llmc.runtime.text.control_tokens import RESERVED
+from llmc.runtime.text.sandbox import MAX_CHARS, BoundedEnvironment
 
 _MAX_MESSAGES = 10_000
 _MAX_FORMAT_CHARS = 200  # of a date format
@@ -28,7 +28,7 @@ def render_chat(
     """The prompt for `messages` (each with `role` and `content` texts), ending where the assistant begins to speak.
 
     `special` are the texts of special tokens that templates may name, such as bos_token. `mark` is applied to every
-    content first (see `runtime/control_tokens.py`). What templates expect is the environment of
+    content first (see `runtime/text/control_tokens.py`). What templates expect is the environment of
     https://huggingface.co/docs/transformers/chat_templating. Raises RequestError for a bad message, and when the
     template refuses the conversation or does not end in time.
     """

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.runtime.cache.pages import PagePool, Sequence, pages_for
 from llmc.runtime.errors import RequestError
-from llmc.runtime.kv_cache import PagePool, Sequence, pages_for
-from llmc.runtime.manifest import KvLayout
+from llmc.runtime.loading.manifest import KvLayout
 
 LAYOUT = KvLayout(layers=2, kv_heads=3, head_dim=16, dtype="bf16")
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime import schema
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.integrity import open_plain
+from llmc.runtime.loading import schema
+from llmc.runtime.loading.integrity import open_plain
 
 ALIGN = 64  # bytes; kernels use aligned vector loads
 _MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows

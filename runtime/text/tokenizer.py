@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from llmc.runtime.control_tokens import ControlTokens
 from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.text.control_tokens import ControlTokens
 
 _MAX_PROMPT_CHARS = 64 << 20
 _SHORT_TOKEN_CHARS = 3  # texts of at most this many characters a token are encoded without a second thought

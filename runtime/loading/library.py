@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmc.runtime.artifact import Artifact
-from llmc.runtime.cpu import default_threads
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.integrity import file_sha256
+from llmc.runtime.loading.artifact import Artifact
+from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.integrity import file_sha256
 
 _CPU, _DEVICE_ID, _POOLED = 1, 0, 2  # DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kPooled
 _MAPS = Path("/proc/self/maps")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.runtime import schema
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.loading import schema
 
 FORMAT = 3  # the newest layout this runtime reads
 PAGE_TOKENS = 16  # the kernels are compiled for this page size

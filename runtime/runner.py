@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.cache.pages import PagePool, Sequence, pages_for
 from llmc.runtime.errors import LlmcError, RequestError
-from llmc.runtime.kv_cache import PagePool, Sequence, pages_for
 
 Ids = SequenceOf[int] | NDArray[np.integer[Any]]
 Step = Callable[..., Any]  # arrays in the order above, then kv and weights -> (logits (R, V), argmax (R,))
@@ -46,7 +46,7 @@ class Output:
 
 
 @dataclass
-class Engine:
+class Runner:
     """A loaded step with its cache. `step_function` takes NumPy arrays and returns two; model.py binds the real one.
 
     `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.errors import RequestError
-from llmc.runtime.manifest import PAGE_TOKENS, KvLayout
+from llmc.runtime.loading.manifest import PAGE_TOKENS, KvLayout
 
 _DTYPES = {"f32": np.float32, "bf16": np.uint16, "q8": np.uint8, "q4": np.uint8}
 _MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13

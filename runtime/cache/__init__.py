@@ -1,0 +1,1 @@
+"""The KV cache: who holds which page."""

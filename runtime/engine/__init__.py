@@ -1,0 +1,1 @@
+"""Many queries through one compiled step."""
