@@ -104,6 +104,7 @@ class Runner:
                     self.pool.shrink(feed.sequence, pages)
                 raise
             for feed, length in zip(batch, lengths, strict=True):
+                feed.sequence.position += length - feed.sequence.length
                 feed.sequence.length = length
         wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
         return Output(logits[:wanted], argmax[:wanted])
@@ -188,6 +189,7 @@ def _index_arrays(batch: list[Feed], ids: list[NDArray[np.int32]]) -> list[NDArr
         tokens[row:after] = new
         seqs[row:after] = index
         slots[row:after] = np.arange(sequence.length, sequence.length + len(new))
+        positions[row:after] = np.arange(sequence.position, sequence.position + len(new))
         page_ids[page : page + pages[index]] = sequence.pages[: pages[index]]
         page += pages[index]
         page_indptr[index + 1] = page
@@ -195,7 +197,6 @@ def _index_arrays(batch: list[Feed], ids: list[NDArray[np.int32]]) -> list[NDArr
         logit_rows[at : at + asked] = np.arange(after - asked, after)
         at += asked
         row = after
-    positions[:] = slots
     return arrays
 
 

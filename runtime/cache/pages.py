@@ -24,17 +24,26 @@ _MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
 
 
 class Sequence:
-    """Tokens whose keys and values are in the cache: `length` tokens, in `pages` in order.
+    """Tokens whose keys and values are in the cache: `length` slots, in the pages of `tables` in order.
 
-    `source`: in an encoder-decoder, the encoded text that it answers to; any number of sequences may share one.
+    tables: a list of pages for each group of layers. position: of the next token; `length` until a text slides. hole:
+    slots (first, after the last) that no row sees. source: in an encoder-decoder, the encoded text that it answers to;
+    any number of sequences may share one.
     """
 
-    __slots__ = ("length", "pages", "source")
+    __slots__ = ("hole", "length", "position", "source", "tables")
 
-    def __init__(self, source: Sequence | None = None) -> None:
+    def __init__(self, source: Sequence | None = None, groups: int = 1) -> None:
         self.length = 0
-        self.pages = array("i")
+        self.position = 0
+        self.hole = (0, 0)
+        self.tables = [array("i") for _ in range(groups)]
         self.source = source
+
+    @property
+    def pages(self) -> array[int]:
+        """Pages of the first group of layers."""
+        return self.tables[0]
 
     @property
     def room(self) -> int:
@@ -81,7 +90,7 @@ class PagePool:
             for page in sequence.pages[pages:]:
                 heapq.heappush(self._returned, page)
             del sequence.pages[pages:]
-            sequence.length = min(sequence.length, sequence.room)
+            sequence.length = sequence.position = min(sequence.length, sequence.room)
 
     def release(self, sequence: Sequence) -> None:
         """Take back all pages; the sequence is empty and may be used again."""
