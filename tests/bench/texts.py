@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples")]
 
-from fetch_smollm2 import cache_folder, sha256_of
+from package_files import cache_folder, sha256_of
 
 PACKAGE = "r-cran-janeaustenr=1.0.0-1"
 FILE = "r-cran-janeaustenr_1.0.0-1_all.deb"

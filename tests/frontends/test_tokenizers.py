@@ -12,11 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import tokenizers
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.frontends.tokenizers.charsmap import read_charsmap
 from llmc.frontends.tokenizers.check import check_tokenizer
 from llmc.frontends.tokenizers.folder import read_tokenizer
+from llmc.frontends.tokenizers.pieces import Frame, set_frame
 from llmc.frontends.tokenizers.sentencepiece_model import read_model
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -178,6 +180,13 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 def test_sentencepiece_models_that_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         read_model(train(**options))
+
+
+@pytest.mark.parametrize("name", ["</s:", "$A"])
+def test_frames_that_a_template_would_misread(name: str) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({name: 0, "a": 1}, unk_token="a"))
+    with pytest.raises(SourceError, match="cannot stand round a text"):
+        set_frame(tokenizer, Frame(after=0))
 
 
 @pytest.mark.parametrize("name", ["nmt_nfkc", "nmt_nfkc_cf"])
