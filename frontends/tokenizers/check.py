@@ -119,25 +119,25 @@ def check_ids(vocab: dict[str, int], size: int, label: str) -> None:
 
 
 def _check_merges(model: Any, label: str) -> None:
-    """Refuses merges that the library would cut unseen: it takes the prefix off the second token by its length."""
-    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
-    merges = model.get("merges") if isinstance(model, dict) else None
-    if not isinstance(prefix, str) or not isinstance(merges, list):
+    """Refuses merges that would end in the library's depths: it joins two tokens before it looks for the third.
+
+    Where the model has a continuing_subword_prefix, the library takes as many bytes off the second token, unseen.
+    """
+    vocab, merges = (model.get(key) for key in ("vocab", "merges")) if isinstance(model, dict) else (None, None)
+    if not isinstance(vocab, dict) or not isinstance(merges, list):
         return
+    prefix = str(model.get("continuing_subword_prefix") or "")
     for merge in merges:
-        second = _second(merge)
-        if isinstance(second, str) and not second.startswith(prefix):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(token, str) for token in pair):
+            continue  # the library says what is wrong with it
+        if not pair[1].startswith(prefix):
             raise SourceError(
                 f"{label}: merge {clip(merge)}: its second token does not begin with the model's "
                 f"continuing_subword_prefix {clip(prefix)}"
             )
-
-
-def _second(merge: Any) -> Any:
-    """The second token of a merge, which is written as a pair or as one text."""
-    if isinstance(merge, str):
-        return merge.partition(" ")[2]
-    return merge[-1] if isinstance(merge, list) and merge else None
+        if pair[0] + pair[1].removeprefix(prefix) not in vocab:
+            raise SourceError(f"{label}: merge {clip(merge)} does not make a token of the vocabulary")
 
 
 def _unknown_from(table: dict[str, Any], label: str) -> int | None:

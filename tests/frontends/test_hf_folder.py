@@ -361,6 +361,9 @@ def test_tokenizers_that_do_not_fit(folder: Path) -> None:
     assert "two entries with the same content" in refusal(folder)
     path.write_text(json.dumps(table | {"model": {"type": "nosuch"}}))
     assert "tokenizer.json: not a tokenizer" in refusal(folder)
+    model = table["model"] | {"merges": [["a", "<" * 99]]}  # longer than any token
+    path.write_text(json.dumps(table | {"model": model}))
+    assert "does not make a token of the vocabulary" in refusal(folder)
     model = table["model"] | {"continuing_subword_prefix": "\u00e9"}  # the library would cut merges inside a letter
     path.write_text(json.dumps(table | {"model": model}))
     assert "does not begin with the model's continuing_subword_prefix 'é'" in refusal(folder)
