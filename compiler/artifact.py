@@ -29,7 +29,7 @@ from llmc.compiler.errors import LlmcError
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
 
-FORMAT = 3  # of the manifest; a reader refuses a newer one
+FORMAT = 4  # of the manifest; a reader refuses a newer one
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 ALIGN = 64  # bytes; kernels use aligned vector loads

@@ -54,6 +54,10 @@ class Kind(Protocol):
         """K (n, G, D, 16) and V (n, G, 16, D) of all pages."""
         ...
 
+    def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
+        """What pages hold of K, as it is there: a view (n, G, elements)."""
+        ...
+
 
 class _Plain:
     def __init__(self, dtype: DTypeLike, encode: Any, decode: Any) -> None:
@@ -70,6 +74,9 @@ class _Plain:
         count, _, heads, _ = pages.shape
         k = self.decode(pages[:, 0]).reshape(count, heads, head_dim, PAGE)
         return k, self.decode(pages[:, 1]).reshape(count, heads, PAGE, head_dim)
+
+    def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
+        return pages[:, 0]
 
 
 class _Q8:
@@ -90,6 +97,9 @@ class _Q8:
         (k_scale, k), (v_scale, v) = self._views(pages, head_dim)
         values = v.view(np.int8)[..., :head_dim] * from_bf16(v_scale).swapaxes(2, 3)
         return k.view(np.int8) * from_bf16(k_scale), values
+
+    def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
+        return pages[:, 0, :, : q8_key_bytes(head_dim)]
 
     def _views(self, pages: NDArray[Any], size: int) -> tuple[tuple[U16, U8], tuple[U16, U8]]:
         """(scales (n, G, 1, 16), codes) of K (n, G, D, 16) and of V (n, G, 16, W)."""
@@ -131,6 +141,9 @@ class _Q4:
             both = np.concatenate([codes & 15, codes >> 4], axis=-1)
             parts.append(both * scale[..., group, None] + minimum[..., group, None])
         return k, rotate(np.concatenate(parts, axis=-1)[..., :head_dim])
+
+    def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
+        return pages[:, 0, :, : q4_key_bytes(head_dim)]
 
     @staticmethod
     def _encode_values(v: F32) -> tuple[U16, U8]:

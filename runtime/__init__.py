@@ -11,6 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmc.runtime.decoding.options import Options
+    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.engine.results import StepResult
     from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
     from llmc.runtime.generate import Generation
     from llmc.runtime.graph import load_graph
@@ -20,11 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArtifactError",
+    "Engine",
     "Evaluation",
     "Generation",
     "LlmcError",
     "Model",
+    "Options",
     "RequestError",
+    "StepResult",
     "inspect",
     "load",
     "load_graph",
@@ -33,11 +39,14 @@ __all__ = [
 
 _HOMES = {
     "ArtifactError": "llmc.runtime.errors",
+    "Engine": "llmc.runtime.engine.engine",
     "Evaluation": "llmc.runtime.quality",
     "Generation": "llmc.runtime.generate",
     "LlmcError": "llmc.runtime.errors",
     "Model": "llmc.runtime.model",
+    "Options": "llmc.runtime.decoding.options",
     "RequestError": "llmc.runtime.errors",
+    "StepResult": "llmc.runtime.engine.results",
     "inspect": "llmc.runtime.loading.artifact",
     "load": "llmc.runtime.model",
     "load_graph": "llmc.runtime.graph",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.engine.engine import Engine
 from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.loading.manifest import Pooling
-from llmc.runtime.runner import Feed, Runner
 
 F32 = NDArray[np.float32]
 
@@ -35,27 +35,19 @@ class Guess:
     probability: float
 
 
-def encode_rows(runner: Runner, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, F32]]:
+def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, F32]]:
     """(number of the text, outputs of all its tokens (n, W)), shortest texts first; each text is read whole.
 
     Raises RequestError for a text longer than the model's context, before any is read.
     """
     for number, ids in enumerate(texts):
-        check_source(number, len(ids), runner.context)
-    for batch in batches(texts, runner.prefill_chunk):
-        sequences = [runner.new_sequence() for _ in batch]
-        try:
-            feeds = [Feed(s, texts[n], "all") for s, n in zip(sequences, batch, strict=True)]
-            rows = runner.step(feeds).logits
-        finally:
-            for sequence in sequences:
-                runner.release(sequence)
-        if not np.isfinite(rows).all():
-            raise LlmcError("the model computed outputs that are not finite; its weights may be damaged")
-        at = 0
-        for number in batch:
-            yield number, rows[at : at + len(texts[number])]
-            at += len(texts[number])
+        check_source(number, len(ids), engine.runner.context)
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    number_of = {engine.add_text(texts[number]): number for number in order}
+    for result in engine.follow(number_of):
+        if result.rows is None:
+            raise LlmcError(result.error or "the text was not read")
+        yield number_of[result.id], result.rows
 
 
 def check_source(number: int, tokens: int, context: int) -> None:
@@ -64,20 +56,6 @@ def check_source(number: int, tokens: int, context: int) -> None:
         raise RequestError(
             f"text {number + 1} has {tokens} tokens, and the model reads {context}; shorten it, or ask for it to be cut"
         )
-
-
-def batches(texts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
-    """Numbers of texts whose tokens fill a step of at most `rows` rows; a longer text has a step of its own."""
-    batch: list[int] = []
-    used = 0
-    for number in sorted(range(len(texts)), key=lambda n: len(texts[n])):
-        if batch and used + len(texts[number]) > rows:
-            yield batch
-            batch, used = [], 0
-        batch.append(number)
-        used += len(texts[number])
-    if batch:
-        yield batch
 
 
 def best(logits: F32, count: int) -> list[tuple[int, float]]:

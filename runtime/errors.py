@@ -13,3 +13,7 @@ class ArtifactError(LlmcError):
 
 class RequestError(LlmcError):
     """The request cannot be served: bad prompt, bad parameter, or no room for it."""
+
+
+class CacheFull(RequestError):
+    """Too few pages of the KV cache are free."""

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.sessions import load_prefix, save_prefix
+from llmc.runtime.engine.streams import TextStream
 from llmc.runtime.errors import ArtifactError, RequestError
-from llmc.runtime.generate import Generation, Generator, Options, Part, TextStream
-from llmc.runtime.loading import library
+from llmc.runtime.generate import Generation, Options, Part
 from llmc.runtime.loading.artifact import Artifact, open_artifact
+from llmc.runtime.loading.bind import bind, parts_of
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
-from llmc.runtime.loading.weights import ALIGN, map_weights
+from llmc.runtime.loading.weights import map_weights
 from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
-from llmc.runtime.runner import PREFILL_CHUNK, Runner, Step, as_ids
+from llmc.runtime.runner import PREFILL_CHUNK, Runner, as_ids
 from llmc.runtime.text.chat import render_chat
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
@@ -44,13 +44,21 @@ def load(
     verify: str = "auto",
     progress: Progress | None = None,
     prefill_chunk: int = PREFILL_CHUNK,
+    deterministic: bool = False,
+    policy: str = "fcfs",
+    preemption: str = "recompute",
+    most_running: int = 256,
+    keep_prefixes: bool = True,
+    prefill: str = "chunked",
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
     threads: kernels run on this many; default, and at most, the CPUs this process may use. cache_tokens: tokens of all
     sequences together that the KV cache holds; its memory is taken only as it fills. verify: "auto" hashes the weights
     when they were not found intact before, "always" at every load. progress(stage, done, total) is called while it
-    hashes. prefill_chunk: rows of one step at most. Raises ArtifactError or RequestError.
+    hashes. prefill_chunk: rows of one step at most. deterministic: refuse an artifact that does not promise the same
+    tokens whatever else is in a step. policy, preemption, most_running, keep_prefixes, prefill: as `Engine` takes them.
+    Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
     threads = most if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
@@ -59,30 +67,46 @@ def load(
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
     manifest = artifact.manifest
+    if deterministic and manifest.invariance != "exact":
+        raise ArtifactError(
+            f"{artifact.folder}: deterministic: its kernels do not promise that a row's logits are the same whatever "
+            "else is in the step; load it without, or compile it again"
+        )
     tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
     template = _template(artifact)
     tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     pages = PagePool(manifest.kv, tokens)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    step, encode = _bind(artifact, pages, weights, threads)
-    runner = Runner(step, pages, manifest.vocab, manifest.context, prefill_chunk, encode)
-    return Model(manifest, runner, tokenizer, template)
+    functions = bind(artifact, pages.layers, weights, threads)
+    runner = Runner(
+        functions["step"], pages, manifest.vocab, manifest.context, prefill_chunk,
+        encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
+        parts=parts_of(manifest, functions),
+    )  # fmt: skip
+    return Model(
+        manifest, runner, tokenizer, template,
+        policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
+    )  # fmt: skip
 
 
 class Model:
     """A model ready to generate. Use `load`; use as a context manager, or call `close`, to give its memory back.
 
     Where it has an encoder, a prompt is the text that it answers to, read as a whole. Every method that generates takes
-    the fields of `generate.Options` as keywords: max_tokens, temperature, top_k, top_p, seed, ignore_eos,
-    prefill_chunk. Calls from several threads are safe and take turns step by step.
+    the fields of `Options` (docs/decoding.md) as keywords. Calls from several threads are safe, and share steps.
     """
 
-    def __init__(self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer, template: str | None) -> None:
+    def __init__(
+        self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer, template: str | None, **engine: Any
+    ) -> None:  # fmt: skip
         self.manifest: dict[str, Any] = manifest.raw
         self._facts = manifest
         self._runner: Runner | None = runner
         self._template = template
         self._tokenizer = tokenizer
+        self._engine = Engine(
+            runner, tokenizer, manifest.eos, lead=_lead(manifest), suppressed=manifest.suppressed, **engine
+        )
 
     @property
     def runner(self) -> Runner:
@@ -90,6 +114,13 @@ class Model:
         if self._runner is None:
             raise RequestError("the model is closed")
         return self._runner
+
+    @property
+    def engine(self) -> Engine:
+        """What runs queries: add some, and take what each step says of them. Raises RequestError after `close`."""
+        if self._runner is None:
+            raise RequestError("the model is closed")
+        return self._engine
 
     @property
     def name(self) -> str:
@@ -102,8 +133,7 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Any) -> TextStream:
         """`generate`, piece by piece: iterate for text, then read `.result`."""
-        start = time.perf_counter()
-        return TextStream(self._writer(), self._prompt_ids(prompt), Options(**options), start)
+        return self.engine.stream(self._add(self._prompt_ids(prompt), Options.of(options)))
 
     def chat(self, messages: SequenceOf[Message], **options: Any) -> Generation:
         """The assistant's answer to a conversation of {"role": ..., "content": ...}."""
@@ -111,24 +141,43 @@ class Model:
 
     def chat_stream(self, messages: SequenceOf[Message], **options: Any) -> TextStream:
         """`chat`, piece by piece."""
-        start = time.perf_counter()
-        return TextStream(self._writer(), self.chat_prompt(messages), Options(**options), start)
+        return self.engine.stream(self._add(self.chat_prompt(messages), Options.of(options)))
+
+    def add(self, prompt: Prompt, options: Options | None = None) -> int:
+        """Have the `engine` continue a prompt; the query's id."""
+        return self._add(self._prompt_ids(prompt), options or Options())
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
     ) -> list[Generation]:
-        """`generate` for several prompts in common steps. `seeds` gives each its own seed in place of `seed`."""
-        start = time.perf_counter()
+        """`generate` for several prompts in common steps. `seeds` gives each its own seed in place of `seed`.
+
+        Where the model fails for one of them, that one has the finish_reason "error".
+        """
         if isinstance(prompts, (str, bytes)) or not len(prompts):
             raise RequestError("prompts: wanted a list of at least one prompt")
-        common = Options(**options)
+        common = Options.of(options)
         if seeds is not None and len(seeds) != len(prompts):
             raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
         each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
-        generator = self._writer()
-        for _ in generator.run([self._prompt_ids(prompt) for prompt in prompts], each, start):
-            pass
-        return generator.results
+        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        done = {part.index: part.done for part in self._parts(ids, each)}  # the last part of each has it
+        return [whole for index in range(len(prompts)) if (whole := done[index]) is not None]
+
+    def save_session(self, path: str | os.PathLike[str], prompt: Prompt, salt: str = "", note: str = "") -> None:
+        """Write what the cache has of `prompt` to a file, with a note; what it lacks is read first.
+
+        Raises RequestError for a prompt that leaves no room in the context, or a path that cannot be written.
+        """
+        self._check_task("generate", "save sessions")
+        save_prefix(self.engine, path, self._prompt_ids(prompt), self._facts, salt, note)
+
+    def load_session(self, path: str | os.PathLike[str], salt: str = "") -> tuple[list[int], str]:
+        """Have prompts that begin as a saved one go on from there; its token ids, and the note.
+
+        Raises ArtifactError for a file that is damaged or of another artifact, and RequestError if the cache is full.
+        """
+        return load_prefix(self.engine, path, self._facts, salt)
 
     def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
         """Token ids of a conversation as the model's chat template writes it."""
@@ -163,13 +212,12 @@ class Model:
         truncate: bool = False, **options: Any,
     ) -> Iterator[Part]:  # fmt: skip
         """`translate`, piece by piece: which text it is of, what was added, and with its last piece the whole."""
-        start = time.perf_counter()
         self._check_task("translate")
         if isinstance(texts, (str, bytes)) or not len(texts):
             raise RequestError("texts: wanted a list of at least one text")
         way = direction(self._facts, source_language, target_language)
         sources = way.sources(texts, self._tokenizer, self._facts.context, truncate)
-        return self._writer(way).parts(sources, [Options(**options)] * len(sources), start)
+        return self._parts(sources, [Options.of(options)] * len(sources), way)
 
     def evaluate(self, text: Prompt, window: int = WINDOW, against: Model | None = None, **options: Any) -> Evaluation:
         """Perplexity of `text`, and divergence `against` another model; options and errors as `quality.evaluate`."""
@@ -186,7 +234,7 @@ class Model:
             raise RequestError("texts: wanted a list of at least one text")
         assert self._facts.pooling is not None
         found: list[F32 | None] = [None] * len(texts)
-        for number, rows in encode_rows(self.runner, [self._framed(text, truncate) for text in texts]):
+        for number, rows in encode_rows(self.engine, [self._framed(text, truncate) for text in texts]):
             found[number] = pool(self._facts.pooling, rows)
         return np.stack([vector for vector in found if vector is not None])
 
@@ -201,7 +249,7 @@ class Model:
         places = [place for place, id_ in enumerate(ids) if id_ == self._tokenizer.id_of(mask)]
         if not places:
             raise RequestError(f"text: it has no {mask}, the mark of a place to fill")
-        ((_, rows),) = encode_rows(self.runner, [ids])
+        ((_, rows),) = encode_rows(self.engine, [ids])
         guesses = [best(rows[place], top) for place in places]
         return [[Guess(id_, self._tokenizer.token(id_), p) for id_, p in row] for row in guesses]
 
@@ -210,7 +258,8 @@ class Model:
         return self.runner.step(rows)
 
     def close(self) -> None:
-        """Give weights, cache and library back; the model cannot be used afterwards."""
+        """End all queries, and give weights, cache and library back; the model cannot be used afterwards."""
+        self._engine.close()
         self._runner = None
 
     def __enter__(self) -> Model:
@@ -232,14 +281,31 @@ class Model:
         end = [] if self._facts.end is None else [self._facts.end]
         return (ids[: self._facts.context - len(end)] if truncate else ids) + end
 
-    def _writer(self, way: Direction | None = None) -> Generator:
-        """What generates; `way`: in a model with an encoder, the direction of the call."""
-        facts = self._facts
-        if facts.task != "translate":
+    def _add(self, prompt: list[int], options: Options, way: Direction | None = None) -> int:
+        """Have the engine answer; `way`: in a model with an encoder, the direction of the call."""
+        if self._facts.task != "translate":
             self._check_task("generate")
-            return Generator(self.runner, self._tokenizer, facts.eos)
-        lead = (way or direction(facts)).lead
-        return Generator(self.runner, self._tokenizer, facts.eos, lead, facts.suppressed)
+            return self.engine.add_query(prompt, options)
+        lead = (way or direction(self._facts)).lead
+        return self.engine.add_query(lead, options, source=prompt)
+
+    def _parts(
+        self, prompts: list[list[int]], options: list[Options], way: Direction | None = None
+    ) -> Generator[Part, None, None]:
+        """Answers to all prompts in common steps, part by part."""
+        number: dict[int, int] = {}
+        try:
+            for index, each in enumerate(zip(prompts, options, strict=True)):
+                try:
+                    number[self._add(*each, way)] = index
+                except RequestError as error:
+                    raise RequestError(f"{_place(self._facts, index)}{error}") from None
+            for result in self.engine.follow(number):
+                if result.answer == 0 or result.done:
+                    yield Part(number[result.id], result.text if result.answer == 0 else "", result.done)
+        finally:
+            for query in number:
+                self.engine.cancel(query)
 
     def _subject(self) -> Subject:
         self._check_task("generate", "predict a text")
@@ -263,6 +329,21 @@ def _drained(stream: TextStream) -> Generation:
     for _ in stream:
         pass
     return stream.result
+
+
+def _lead(manifest: Manifest) -> tuple[int, ...]:
+    """What an answer of a model with an encoder begins with, if it need not be told a language."""
+    if manifest.task != "translate":
+        return ()
+    try:
+        return direction(manifest).lead
+    except RequestError:
+        return ()
+
+
+def _place(manifest: Manifest, index: int) -> str:
+    """Which of several texts an error is about."""
+    return f"text {index + 1}: " if manifest.task == "translate" else ""
 
 
 def _bounded(name: str, value: object, most: int) -> int:
@@ -291,25 +372,3 @@ def _default_cache(manifest: Manifest) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = _CACHED_CONTEXTS * manifest.context * (2 if manifest.task == "translate" else 1)
     return max(1, min(wanted, memory // 2 // manifest.kv.token_bytes))
-
-
-def _bind(
-    artifact: Artifact[Manifest], pool: PagePool, weights: list[NDArray[Any]], threads: int
-) -> tuple[Step, Step | None]:
-    """The compiled step, and encode where there is one, of index arrays alone: cache, weights and threads are bound."""
-    library.set_most_threads(threads)
-    ffi = library.import_ffi()
-    names = ("step", "encode") if artifact.manifest.task == "translate" else ("step",)
-    step, *encode = library.load_functions(artifact, names)
-
-    def tensors(arrays: list[NDArray[Any]]) -> Any:
-        return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
-
-    cache, stored = tensors(pool.layers), tensors(weights)
-
-    def call(function: Callable[..., Any], *arrays: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        library.use_threads(threads)
-        logits, argmax, *_ = function(*map(ffi.from_dlpack, arrays), cache, stored)  # what follows only had to happen
-        return np.asarray(np.from_dlpack(logits)), np.asarray(np.from_dlpack(argmax))
-
-    return partial(call, step), partial(call, encode[0]) if encode else None

@@ -2,9 +2,10 @@
 
 One call serves prefill, chunked prefill, decode and any mixture. Letters: N rows (tokens) of the step, S sequences,
 P pages listed, R rows that want logits, V vocabulary. All index arrays are int32:
-tokens (N,), positions (N,), seqs (N,), slots (N,), page_indptr (S + 1,), page_ids (P,), logit_rows (R,).
-Where the model has an encoder, the step also gets the sources that its sequences answer to, with Q pages in all:
-source_lengths (S,), source_indptr (S + 1,), source_ids (Q,). Its other function, encode, gets the first seven alone.
+tokens (N,), positions (N,), seqs (N,), slots (N,), holes (S, 2), page_indptr (S + 1,), page_ids (P,) for each group of
+layers, logit_rows (R,). Where the model has an encoder, the step also gets the sources that its sequences answer to,
+with Q pages in all: source_lengths (S,), source_indptr (S + 1,), source_ids (Q,). Its other function, encode, gets the
+arrays before these alone.
 """
 
 from __future__ import annotations
@@ -12,37 +13,68 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.cache.pages import PagePool, Sequence, pages_for
-from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.cache.pages import PagePool, Sequence
+from llmc.runtime.errors import RequestError
+from llmc.runtime.index_arrays import aligned, index_arrays, source_arrays
+from llmc.runtime.parts import Parts, Passage
 
 Ids = SequenceOf[int] | NDArray[np.integer[Any]]
-Step = Callable[..., Any]  # arrays in the order above, then kv and weights -> (logits (R, V), argmax (R,))
+# Arrays in the order above -> logits (R, V), top ids and values (R, K), normalizers (R,); of a model without logits
+# vectors (R, C) and argmax (R,).
+Step = Callable[..., Any]
 
 PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
-_ALIGN_INTS = 16  # 64 bytes
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Tokens to append to a sequence, and the rows of them that want logits: "last", "all" or "none"."""
+    """Tokens to append to a sequence, and the rows of them that want logits: "last", "all" or "none".
+
+    With a `passage`, of a step in parts, they go through so many of the parts that lie ahead of them, and are appended
+    when they have come through the last.
+    """
 
     sequence: Sequence
     ids: Ids
     logits: str = "last"
+    passage: Passage | None = None
+    through: int = 0
+
+    @property
+    def arrives(self) -> bool:
+        """Whether the tokens come through the last layer."""
+        return self.passage is None or self.through == self.passage.left
 
 
 @dataclass(frozen=True)
 class Output:
-    """Logits (R, V) float32 and their argmax (R,) int32, for the wanted rows in the order fed."""
+    """Logits (R, V) for the wanted rows in the order fed, and what the step says of each of them.
+
+    top_ids, top_values (R, K): its K greatest logits, the greatest first, of equal ones that of the lower id first.
+    normalizers (R,): log of the sum of e^logit; no number where one of the logits is none.
+    """
 
     logits: NDArray[np.float32]
-    argmax: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    top_values: NDArray[np.float32]
+    normalizers: NDArray[np.float32]
+
+    @property
+    def argmax(self) -> NDArray[np.int32]:
+        """(R,)."""
+        return self.top_ids[:, 0]
+
+    @staticmethod
+    def with_best(rows: NDArray[np.float32], argmax: NDArray[np.int32]) -> Output:
+        """Rows (R, V) of which only the place of the greatest (R,) is known; their normalizers are no numbers."""
+        best = argmax[:, None]
+        return Output(rows, best, np.take_along_axis(rows, best, 1), np.full(len(rows), np.nan, np.float32))
 
 
 @dataclass
@@ -50,6 +82,8 @@ class Runner:
     """A loaded step with its cache. `step_function` takes NumPy arrays and returns two; model.py binds the real one.
 
     `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.
+    `turn_function`: see `turn`; None where keys do not know positions. `endless`: how a text can go on in a full cache.
+    `parts`: the step in parts, where it was compiled so, for feeds with a passage.
     """
 
     step_function: Step
@@ -58,11 +92,14 @@ class Runner:
     context: int
     prefill_chunk: int = PREFILL_CHUNK
     encode_function: Step | None = None
+    turn_function: Step | None = None
+    endless: tuple[str, ...] = ()
+    parts: Parts | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def new_sequence(self, source: Sequence | None = None) -> Sequence:
         """An empty sequence; it holds no pages until it is fed. `source`: what it answers to, see `encode`."""
-        return Sequence(source)
+        return self.pool.new_sequence(source)
 
     def step(self, feeds: Iterable[Feed | tuple[Sequence, Ids]]) -> Output:
         """Append tokens to sequences in one call of the compiled step.
@@ -73,6 +110,8 @@ class Runner:
         batch = [feed if isinstance(feed, Feed) else Feed(*feed) for feed in feeds]
         ids = [as_ids(feed.ids, self.vocab) for feed in batch]
         self._check(batch, ids)
+        if any(feed.passage is not None for feed in batch):
+            return self._pass(batch, ids)
         if self.encode_function is None:
             return self._call(self.step_function, batch, ids)
         if any(feed.sequence.source is None or not feed.sequence.source.length for feed in batch):
@@ -93,21 +132,35 @@ class Runner:
     def _call(self, function: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Output:
         """Feed checked tokens to one of the compiled functions."""
         with self.lock:
-            held = [len(feed.sequence.pages) for feed in batch]
             lengths = [f.sequence.length + len(i) for f, i in zip(batch, ids, strict=True)]
-            self.pool.reserve_all([(f.sequence, n) for f, n in zip(batch, lengths, strict=True)])
-            try:
-                arrays = _index_arrays(batch, ids)
-                logits, argmax = function(*arrays, *(_source_arrays(batch) if sources else ()))
-            except BaseException:
-                for feed, pages in zip(batch, held, strict=True):
-                    self.pool.shrink(feed.sequence, pages)
-                raise
+            with self.pool.reserving([(f.sequence, n) for f, n in zip(batch, lengths, strict=True)]):
+                found = function(*_arrays(batch, ids), *(_source_arrays(batch) if sources else ()))
             for feed, length in zip(batch, lengths, strict=True):
                 feed.sequence.position += length - feed.sequence.length
                 feed.sequence.length = length
         wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
-        return Output(logits[:wanted], argmax[:wanted])
+        found = [array[:wanted] for array in found]
+        return Output.with_best(*found) if len(found) == 2 else Output(*found)
+
+    def _pass(self, batch: list[Feed], ids: list[NDArray[np.int32]]) -> Output:
+        """`_call` of the step in parts, where some tokens do not come through to the end."""
+        assert self.parts is not None
+
+        def arrays_of(numbers: SequenceOf[int]) -> list[NDArray[np.int32]]:
+            return _arrays([batch[n] for n in numbers], [ids[n] for n in numbers])
+
+        wanted = [(feed.sequence, feed.sequence.length + len(new)) for feed, new in zip(batch, ids, strict=True)]
+        arriving = [(feed, len(new)) for feed, new in zip(batch, ids, strict=True) if feed.arrives]
+        with self.lock:
+            with self.pool.reserving(wanted):
+                found = self.parts.step(batch, arrays_of)
+            for feed, count in arriving:
+                feed.sequence.position += count
+                feed.sequence.length += count
+        if found:
+            return Output(*found)
+        none = np.empty((0, self.vocab), np.float32)
+        return Output(none, none.astype(np.int32), none, none[:, 0])
 
     def prefill(self, feeds: Iterable[tuple[Sequence, Ids]], chunk: int | None = None) -> Output:
         """Append prompts of any length in steps of at most `chunk` rows; logits (S, V) of the last row of each.
@@ -118,13 +171,35 @@ class Runner:
         if rows < 1:
             raise RequestError(f"prefill_chunk: got {rows}, wanted a positive number of rows")
         outputs = [self.step(part) for part in _chunks(list(feeds), rows)]
-        outputs = [output for output in outputs if len(output.argmax)]
+        outputs = [output for output in outputs if len(output.logits)]
         if len(outputs) == 1:
             return outputs[0]
-        return Output(
-            np.concatenate([output.logits for output in outputs]),
-            np.concatenate([output.argmax for output in outputs]),
-        )
+        return Output(*(np.concatenate([getattr(each, one.name) for each in outputs]) for one in fields(Output)))
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A second sequence with the same tokens; neither is copied until one of them goes on in a page of both."""
+        with self.lock:
+            return self.pool.fork(sequence)
+
+    def truncate(self, sequence: Sequence, slots: int) -> int:
+        """Take back all but the first `slots` tokens; how many are left: fewer where the model's windows want more.
+
+        Feed the sequence from there on.
+        """
+        with self.lock:
+            return self.pool.truncate(sequence, slots)
+
+    def turn(self, by: Ids, sources: Ids, targets: Ids) -> None:
+        """Copy n pages of the first group of layers to n others, or to themselves, their keys turned by rope.
+
+        by (16 n,): positions that each token of them goes forward, or back. The caller holds `lock`.
+        """
+        if self.turn_function is None:
+            raise RequestError("the keys of this model are not turned by rope")
+        arrays = aligned([len(by), len(sources), len(targets)])
+        for array, values in zip(arrays, (by, sources, targets), strict=True):
+            array[:] = values
+        self.turn_function(*arrays)
 
     def release(self, sequence: Sequence) -> None:
         """Give the pages of a sequence back."""
@@ -141,14 +216,16 @@ class Runner:
                 raise RequestError(f"logits: got {feed.logits!r}, wanted last, all or none")
             if len(new) == 0:
                 raise RequestError("a step needs at least one token of each sequence")
-            if feed.sequence.length + len(new) > self.context:
-                raise RequestError(
-                    f"{feed.sequence.length + len(new)} tokens, and the model's context is {self.context}"
-                )
+            first, after = feed.sequence.hole
+            seen = feed.sequence.length - (after - first) + len(new)
+            if seen > self.context:
+                raise RequestError(f"{seen} tokens, and the model's context is {self.context}")
 
 
 def as_ids(ids: Ids, vocab: int) -> NDArray[np.int32]:
     """Token ids (n,) int32, all of them in the vocabulary. Raises RequestError naming the first that is not."""
+    if isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < vocab:  # most feeds are this
+        return np.array(ids, np.int32)
     try:
         array = np.asarray(ids)
     except (ValueError, OverflowError, TypeError) as error:
@@ -162,70 +239,17 @@ def as_ids(ids: Ids, vocab: int) -> NDArray[np.int32]:
     return array.astype(np.int32, copy=False)
 
 
-def checked_logits(output: Output, row: int) -> NDArray[np.float32]:
-    """Logits (V,) of one row; raises LlmcError if the model computed something that is no number there."""
-    logits = output.logits[row]
-    if not np.isfinite(logits[output.argmax[row]]):
-        raise LlmcError("the model computed logits that are not finite; its weights may be damaged or not fit its spec")
-    return logits
-
-
 def _wanted(feed: Feed, rows: int) -> int:
     return {"last": 1, "all": rows, "none": 0}[feed.logits]
 
 
-def _index_arrays(batch: list[Feed], ids: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
-    """The seven index arrays of a step (see the top). The compiled step wants R >= 1, so row 0 stands in for none."""
-    counts = [len(new) for new in ids]
-    pages = [pages_for(feed.sequence.length + n) for feed, n in zip(batch, counts, strict=True)]
-    wanted = max(1, sum(_wanted(feed, n) for feed, n in zip(batch, counts, strict=True)))
-    rows = sum(counts)
-    arrays = _aligned([rows, rows, rows, rows, len(batch) + 1, sum(pages), wanted])
-    tokens, positions, seqs, slots, page_indptr, page_ids, logit_rows = arrays
-    page_indptr[0] = row = page = at = 0
-    logit_rows[0] = 0
-    for index, (feed, new) in enumerate(zip(batch, ids, strict=True)):
-        after, sequence = row + len(new), feed.sequence
-        tokens[row:after] = new
-        seqs[row:after] = index
-        slots[row:after] = np.arange(sequence.length, sequence.length + len(new))
-        positions[row:after] = np.arange(sequence.position, sequence.position + len(new))
-        page_ids[page : page + pages[index]] = sequence.pages[: pages[index]]
-        page += pages[index]
-        page_indptr[index + 1] = page
-        asked = _wanted(feed, len(new))
-        logit_rows[at : at + asked] = np.arange(after - asked, after)
-        at += asked
-        row = after
-    return arrays
+def _arrays(batch: list[Feed], ids: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+    wanted = [_wanted(feed, len(new)) for feed, new in zip(batch, ids, strict=True)]
+    return index_arrays([feed.sequence for feed in batch], ids, wanted)
 
 
 def _source_arrays(batch: list[Feed]) -> list[NDArray[np.int32]]:
-    """The three arrays of sources (see the top). A source that several sequences share is listed for each."""
-    sources = [feed.sequence.source for feed in batch if feed.sequence.source is not None]
-    lengths = [source.length for source in sources]
-    counts = [pages_for(length) for length in lengths]
-    arrays = _aligned([len(batch), len(batch) + 1, sum(counts)])
-    source_lengths, source_indptr, source_ids = arrays
-    source_lengths[:] = lengths
-    source_indptr[0] = 0
-    source_indptr[1:] = np.cumsum(counts)
-    at = 0
-    for source, count in zip(sources, counts, strict=True):
-        source_ids[at : at + count] = source.pages[:count]
-        at += count
-    return arrays
-
-
-def _aligned(lengths: list[int]) -> list[NDArray[np.int32]]:
-    """Uninitialised int32 arrays of these lengths, each starting at a multiple of 64 bytes."""
-    starts, at = [], 0
-    for length in lengths:
-        starts.append(at)
-        at += -(-length // _ALIGN_INTS) * _ALIGN_INTS
-    memory = np.empty(at + _ALIGN_INTS, np.int32)
-    shift = (-memory.ctypes.data % (4 * _ALIGN_INTS)) // 4
-    return [memory[shift + start : shift + start + n] for start, n in zip(starts, lengths, strict=True)]
+    return source_arrays([feed.sequence.source for feed in batch if feed.sequence.source is not None])
 
 
 def _chunks(feeds: list[tuple[Sequence, Ids]], rows: int) -> Iterable[list[Feed]]:

@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS
 from llmc.compiler.meaning.attending import bias_slopes
+from llmc.targets.arguments import arguments
 from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of, parts_of
 from llmc.targets.store_kv import write_rows
 from llmc.targets.target import Target
@@ -22,7 +23,7 @@ from llmc.targets.vector import i32, registers
 
 
 def attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """qkv (M, (H + 2G) D), kv pages, seqs, slots (M,), page_indptr (S + 1,), page_ids (P,) -> (M, H D)."""
+    """qkv (M, (H + 2G) D), kv, seqs, slots (M,), holes (S, 2), page_indptr (S + 1,), page_ids (P,) -> (M, H D)."""
     return _attention(shapes, attrs)
 
 
@@ -43,14 +44,10 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.Pri
     slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
     causal, window, soft_cap = bool(attrs["causal"]), int(attrs["window"]), float(attrs["soft_cap"])
     kind = str(attrs["kv_dtype"])
-    dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 4, *["float32"] * len(more), "float32"]
+    dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 5, *["float32"] * len(more), "float32"]
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
         kv = pages_of(kind, size)
-        qkv, kv.buffer, seqs, slots, indptr, ids, *given, out = (
-            T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
-        )
+        qkv, kv.buffer, seqs, slots, holes, indptr, ids, *given, out = arguments(dtypes, shapes)
         write_rows(kv, qkv, seqs, slots, indptr, ids, heads, groups)
         scoring = Scoring(scale, window, causal, soft_cap, slopes, **dict(zip(more, given, strict=True)))
         rows = shapes[0][0]
@@ -61,7 +58,10 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.Pri
             group, part = T.floordiv(share, parts), T.floormod(share, parts)
             row = T.if_then_else(T.floormod(turn, 2) == 0, T.floordiv(turn, 2), rows - 1 - T.floordiv(turn, 2))
             end = slots[row] if causal else _end(seqs, slots, rows, row)
-            sight = Sight(partial(listed_page, seqs, indptr, ids, row), slots[row], end)
+            hole = registers((2,), "int32")
+            for side in range(2):
+                T.buffer_store(hole, holes[seqs[row], side], [side])
+            sight = Sight(partial(listed_page, seqs, indptr, ids, row), slots[row], end, (hole[0], hole[1]))
             attend(kv, qkv, out, row, group, heads // groups, size, sight, scoring, part, parts)
     return builder.get()
 

@@ -10,6 +10,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS
+from llmc.targets.arguments import arguments
 from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of
 from llmc.targets.target import Target
 
@@ -20,12 +21,8 @@ def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
     kind = str(attrs["kv_dtype"])
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 4, "float32"]
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
         kv = pages_of(kind, size)
-        q, kv.buffer, seqs, lengths, indptr, ids, out = (
-            T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
-        )
+        q, kv.buffer, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
         with T.parallel(0, shapes[0][0] * groups) as task:
             row, group = T.floordiv(task, groups), T.floormod(task, groups)
             last = lengths[seqs[row]] - 1

@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
+from llmc.targets.arguments import arguments
 from llmc.targets.linear import ROW_GROUPS, get
 from llmc.targets.reductions import PER_WORD, reduction
 from llmc.targets.target import Target
@@ -131,9 +132,7 @@ def _frame(
     """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`. `adds`: the output starts as zeros."""
     used = int(shapes[ids_at][1])
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
-        buffers = [T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)]
+        buffers = arguments(dtypes, shapes)
         emit, ids, out, rows = body(buffers), buffers[ids_at], buffers[-1], shapes[0][0]
         with T.parallel(0, int(attrs["width"]) // TILE) as tile:
             if adds:

@@ -28,10 +28,22 @@ class PlainPages:
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
         size, place = self.size, T.floormod(slot, PAGE)
-        with T.serial(0, groups) as head, T.serial(0, size) as d:
-            key, value = (heads + head) * size + d, (heads + groups + head) * size + d
-            self._store(qkv[row, key], page, 0, head, d * PAGE + place)
-            self._store(qkv[row, value], page, 1, head, place * size + d)
+        with T.serial(0, groups) as head:
+            self.write_key(qkv, row, (heads + head) * size, page, head, place)
+            with T.serial(0, size) as d:
+                self._store(qkv[row, (heads + groups + head) * size + d], page, 1, head, place * size + d)
+
+    def write_key(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
+        """K of one head, the columns of a row of x from `start` on, into its place in a page."""
+        with T.serial(0, self.size) as d:
+            self._store(x[row, start + d], page, 0, head, d * PAGE + place)
+
+    def keys(self, page: Any, head: Any) -> Any:
+        """K (D * 16,) of one head of a page: of each element, sixteen tokens."""
+        x = registers((self.size * PAGE,), "float32")
+        with T.serial(0, self.size) as d:
+            T.buffer_store(x, self._load(page, 0, head, d * PAGE), [lanes(d * PAGE)])
+        return x
 
     def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
         """`count` query heads as `scores` wants them."""

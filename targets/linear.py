@@ -15,6 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, ceil_to
+from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
 from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
 
@@ -82,10 +83,7 @@ def template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], R
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(shapes))]
-        pairs = zip(handles, shapes, [*dtypes, "float32"], strict=True)
-        *buffers, out = (T.match_buffer(h, s, d) for h, s, d in pairs)
+        *buffers, out = arguments([*dtypes, "float32"], shapes)
         rows = shapes[0][0]
         reduce = body(buffers)
         with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block, T.parallel(0, tiles) as tile:

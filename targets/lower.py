@@ -32,6 +32,8 @@ from llmc.targets import (
     rows,
     sinusoid,
     store_kv,
+    top,
+    turn_keys,
 )
 from llmc.targets.target import Target
 
@@ -62,6 +64,7 @@ KERNELS: dict[str, Kernel] = {
     "xielu": elementwise.xielu,
     "take_rows": rows.take_rows,
     "argmax": rows.argmax,
+    "top": top.top,
     "packed_linear": block_linear.packed_linear,
     "round_rows": rounding.round_rows,
     "bf16_linear": linear.bf16_linear,
@@ -73,6 +76,7 @@ KERNELS: dict[str, Kernel] = {
     "experts_out_bias": experts_bias.experts_out_bias,
     **experts.KERNELS,
     **heads.KERNELS,
+    **turn_keys.KERNELS,
 }
 
 

@@ -16,8 +16,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
 from llmc.targets.elementwise import capped
-from llmc.targets.kv_codes import Q4Pages, Q8Pages
 from llmc.targets.kv_plain import PlainPages
+from llmc.targets.kv_q4 import Q4Pages
+from llmc.targets.kv_q8 import Q8Pages
 from llmc.targets.vector import (
     LANES,
     exp,
@@ -42,6 +43,14 @@ class Pages(Protocol):
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row of qkv into its place in its page."""
+        ...
+
+    def write_key(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
+        """K of one head, the columns of a row of x from `start` on, into its place in a page."""
+        ...
+
+    def keys(self, page: Any, head: Any) -> Any:
+        """K (D * 16,) of one head of a page: of each element, sixteen tokens."""
         ...
 
     def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
@@ -124,11 +133,40 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a row at `slot` sees: `page_at(index)` are pages of a sequence, up to slot `end`."""
+    """What a row at `slot` sees: `page_at(index)` are pages of a sequence, up to slot `end`.
+
+    `hole` has the first slot that it does not see for all that, and the one after the last; None if there is none.
+    """
 
     page_at: Callable[[Any], Any]
     slot: Any
     end: Any
+    hole: tuple[Any, Any] | None = None
+
+    def shows(self, index: Any, token: Any) -> Any:
+        """Whether the tokens of a page, whose places are `token`, are outside the hole, where there is one."""
+        assert self.hole is not None
+        first, after = (slot - index * PAGE for slot in self.hole)
+        return T.bitwise_or(token < splat(first), token >= splat(after))
+
+    def place(self, index: Any) -> Any:
+        """How far after the row the first token of a page is; a hole before the row takes its slots off that."""
+        place = index * PAGE - self.slot
+        if self.hole is None:
+            return place
+        first, after = self.hole
+        return place + T.Select(index * PAGE < first, after - first, i32(0))
+
+    def pages(self, first: Any, last: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """How many of the pages first..last have a token outside the hole, and the index of the i-th of them."""
+        if self.hole is None:
+            return last + 1 - first, lambda i: first + i
+        start = T.min(T.max(T.floordiv(self.hole[0] + (PAGE - 1), PAGE), first), last + 1)
+        left_out = T.max(T.min(T.floordiv(self.hole[1], PAGE), last + 1) - start, 0)
+        bounds = registers((2,), "int32")
+        T.buffer_store(bounds, start - first, [0])
+        T.buffer_store(bounds, left_out, [1])
+        return last + 1 - first - bounds[1], lambda i: first + i + T.Select(i < bounds[0], i32(0), bounds[1])
 
 
 def parts_of(heads: int) -> int:
@@ -164,15 +202,23 @@ def _attend(
         end = T.min(end, slot + (window - 1))
     last = T.floordiv(end, PAGE)
     first = T.floordiv(T.max(slot - (window - 1), 0), PAGE) if window else 0  # whole pages before it are not read
-    with T.serial(first, last + 1) as index:
-        page, following = sight.page_at(index), sight.page_at(T.min(index + 1, last))
+    many, index_of = sight.pages(first, last)
+    with T.serial(0, many) as number:
+        places = registers((3,), "int32")
+        T.buffer_store(places, index_of(number), [0])
+        index = places[0]
+        T.buffer_store(places, sight.page_at(index), [1])
+        T.buffer_store(places, sight.page_at(index_of(T.min(number + 1, many - 1))), [2])
+        page, following = places[1], places[2]
         kv.scores(queries, page, following, group, count, scores)
         token = T.ramp(tirx.const(0, "int32"), 1, LANES)
         seen = token <= splat(end - index * PAGE)
         if window:
             seen = T.bitwise_and(seen, token > splat(slot - index * PAGE - window))
+        if sight.hole is not None:
+            seen = T.bitwise_and(seen, sight.shows(index, token))
         for h in range(count):
-            score = scoring.score(scores[lanes(h * LANES)], first_head + h, slopes, index * PAGE - slot)
+            score = scoring.score(scores[lanes(h * LANES)], first_head + h, slopes, sight.place(index))
             T.buffer_store(scores, score, [lanes(h * LANES)])
             _softmax_step(scores, sums, top, fade, h, seen)
         kv.accumulate(page, group, count, scores, seen, fade, acc)

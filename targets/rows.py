@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, f32, i32, lanes, reduce_max, registers, splat
 
@@ -21,15 +22,14 @@ PARALLEL_ROWS = 16  # fewer rows than this run on one thread: a fork costs about
 Body = Callable[[list[Any], Any], None]
 
 
-def kernel(dtypes: list[str], shapes: list[Any], body: Body, count: int = 0) -> tirx.PrimFunc:
+def kernel(
+    dtypes: list[str], shapes: list[Any], body: Body, count: int = 0, parallel_rows: int = PARALLEL_ROWS
+) -> tirx.PrimFunc:
     """A PrimFunc over buffers of these shapes that runs `body(buffers, row)` for each row of buffer `count`."""
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
-        pairs = zip(handles, shapes, dtypes, strict=True)
-        buffers = [T.match_buffer(h, s, d) for h, s, d in pairs]
+        buffers = arguments(dtypes, shapes)
         rows = shapes[count][0]
-        with T.If(rows < PARALLEL_ROWS):
+        with T.If(rows < parallel_rows):
             with T.Then(), T.serial(0, rows) as row:
                 body(buffers, row)
             with T.Else(), T.parallel(0, rows) as row:

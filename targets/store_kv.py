@@ -9,6 +9,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS, PAGE
+from llmc.targets.arguments import arguments
 from llmc.targets.online_softmax import Pages, listed_page, pages_of
 from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.target import Target
@@ -20,12 +21,8 @@ def store_kv(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
     groups, kind = int(attrs["kv_heads"]), str(attrs["kv_dtype"])
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 5]
     with IRBuilder() as builder, T.prim_func():
-        T.func_attr({"tirx.noalias": True})
-        handles = [T.arg(f"a{i}", T.handle()) for i in range(len(dtypes))]
         kv = pages_of(kind, int(attrs["head_dim"]))
-        given, kv.buffer, seqs, slots, indptr, ids, out = (
-            T.match_buffer(h, s, d) for h, s, d in zip(handles, shapes, dtypes, strict=True)
-        )
+        given, kv.buffer, seqs, slots, indptr, ids, out = arguments(dtypes, shapes)
         write_rows(kv, given, seqs, slots, indptr, ids, 0, groups)
         T.buffer_store(out, i32(0), [0])
     return builder.get()

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -49,6 +50,24 @@ def _module_from(path: Path) -> ModuleType:
 def script() -> Callable[[str], ModuleType]:
     """A function `(path in the checkout) -> module`, for scripts that no package has."""
     return lambda path: _module_from(ROOT / path)
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which examples/embed_cpp and runtime/native were built, once for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "native"
+    folder.mkdir(exist_ok=True)
+    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DLLMC_PROBE=ON", "-DCMAKE_BUILD_TYPE=None"]
+    checked = "-DCMAKE_CXX_FLAGS=-O1 -D_GLIBCXX_ASSERTIONS -Werror"  # a bad index ends the process
+    configure = ["cmake", "-S", ROOT / "examples" / "embed_cpp", "-B", folder, *options, checked]
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "embed_cpp").exists():
+            for command in (configure, ["cmake", "--build", folder, "--parallel", "2"]):
+                done = subprocess.run(command, capture_output=True, text=True)
+                assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
 
 
 @pytest.fixture(scope="session")

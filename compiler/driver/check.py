@@ -103,6 +103,6 @@ def compare(
         a, b = expected.astype(np.float64), got.astype(np.float64)
         cosine = (a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30)
         return 1 - cosine, np.ones(len(a), np.bool_)
-    outputs = [Output(logits, logits.argmax(-1).astype(np.int32)) for logits in (got, expected)]
+    outputs = [Output.with_best(logits, logits.argmax(-1).astype(np.int32)) for logits in (got, expected)]
     _, kl = score_rows(outputs, outputs[1].argmax)
     return kl, outputs[0].argmax == outputs[1].argmax

@@ -13,6 +13,7 @@ from llmc.compiler.driver.compile_graph import is_graph, write_graph
 from llmc.compiler.driver.request import Request, check_request, read_spec
 from llmc.compiler.driver.write import write_library, write_weights
 from llmc.compiler.spec import ModelSpec, tensor_shapes
+from llmc.compiler.spec.parts import part_sizes
 
 if TYPE_CHECKING:
     import llmc.targets.target as targets
@@ -40,7 +41,7 @@ def compile_model(
     source: str | Path, output: str | Path, *, quant: str = "auto", kv: str = "auto", target: str = "cpu",
     spec: str | Path | None = None, bpw: float | None = None, size: int | None = None,
     calib: str | Path | None = None, recipe: str | Path | None = None, activations: str = "auto",
-    check: bool = False, seed: int = 0, progress: Progress | None = None,
+    check: bool = False, seed: int = 0, layer_groups: int | None = None, progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
@@ -49,14 +50,15 @@ def compile_model(
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
     weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
-    unquantized model. `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any work, for what
+    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `spec` is a
+    TOML file that replaces the derived spec. Raises LlmcError, before any work, for what
     is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     request = Request(
         source, Path(output), quant, kv, target, _path(spec), bpw, size, _path(calib), _path(recipe), activations,
-        check, seed,
+        check, seed, layer_groups,
     )  # fmt: skip
     chosen = check_request(request)
     if is_graph(request):
@@ -81,6 +83,7 @@ def _model_artifact(request: Request, target: targets.Target, report: Progress) 
     model = open_model(request.source, None if request.spec is None else read_spec(request.spec), report)
     try:
         report("read", 1, 1)
+        part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
         return write_artifact(request, target, model, make_plan(request, model, report), report)
     finally:
         model.close()
@@ -95,16 +98,20 @@ def write_artifact(
 ) -> tuple[dict[str, Any], Loss | None]:
     """Write the artifact of a planned compile; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
+    from llmc.frontends.graph.build import build
     from llmc.targets.lower import lower
 
     floats = set(plan.recipe.values()) == {"f32"}
     kv_dtype = ("f32" if floats else "bf16") if request.kv == "auto" else request.kv
-    stored, step = _graph(model.spec, plan.recipe, kv_dtype, request.activations == "f32", report)
+    parts = part_sizes(model.spec, request.layer_groups)
+    module = build(model.spec, kv_dtype, request.layer_groups)
+    stored, step = _passed(module, model.spec, plan.recipe, request.activations == "f32", report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variant = write_library(folder, lambda: lower(step, target), target, report)
         report("write", 0, 1)
-        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant)
+        functions = sorted(variable.name_hint for variable in step.functions)
+        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant, functions, parts)
         _write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
         loss = plan.measure(folder, target, report)
@@ -114,15 +121,14 @@ def write_artifact(
     return manifest, loss
 
 
-def _graph(
-    spec: ModelSpec, recipe: dict[str, str], kv_dtype: str, exact: bool, report: Progress
+def _passed(
+    module: Any, spec: ModelSpec, recipe: dict[str, str], exact: bool, report: Progress
 ) -> tuple[list[StoredWeight], Any]:
-    """The stored weights, in the order the step takes them, and the module of the step alone."""
-    from llmc.frontends.graph.build import build
+    """The stored weights, in the order the functions take them, and the module of these functions alone."""
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
 
-    module = pipeline.run(stages(recipe.__getitem__, exact), build(spec, kv_dtype), report)
+    module = pipeline.run(stages(recipe.__getitem__, exact), module, report)
     stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
     return stored, lift_weights.bundle_weights(module)
 

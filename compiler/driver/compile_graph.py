@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmc.passes.take_packed import Packed
 
 GRAPHS = (".onnx", ".pt2")
-_TEXT_ONLY = ("spec", "bpw", "size", "calib", "recipe")  # options that need a model of text
+_TEXT_ONLY = ("spec", "bpw", "size", "calib", "recipe", "layer_groups")  # options that need a model of text
 
 
 def is_graph(request: Request) -> bool:
@@ -35,7 +35,7 @@ def is_graph(request: Request) -> bool:
 
 def write_graph(request: Request, target: targets.Target, report: Any) -> dict[str, Any]:
     """Write the artifact of a graph; its manifest."""
-    asked = [f"--{name}" for name in _TEXT_ONLY if getattr(request, name) is not None]
+    asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
     if asked:
         raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
     report("read", 0, 1)

@@ -10,12 +10,13 @@ from typing import Any
 from llmc.compiler.driver.recipe import VOCABULARY, Recipe, describe
 from llmc.compiler.evaluate import StoredWeight
 from llmc.compiler.kv_pages import PAGE, page_shape
-from llmc.compiler.spec import ModelSpec, cached_heads, pool_layers, to_dict, weight_count
+from llmc.compiler.spec import ModelSpec, cached_heads, layer_groups, pool_layers, to_dict, weight_count
+from llmc.compiler.spec.endless import endless_modes
 
 
 def describe_model(
     model: Any, recipe: Recipe, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variant: dict[str, Any],
+    variant: dict[str, Any], functions: list[str], parts: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
     spec: ModelSpec = model.spec
@@ -32,7 +33,12 @@ def describe_model(
         "kv": {
             "layers": pool_layers(spec), "kv_heads": kv_heads, "head_dim": head_dim, "page_tokens": PAGE,
             "dtype": kv_dtype, "page_shape": list(page_shape(kv_dtype, kv_heads, head_dim)),
+            "groups": [{"layers": list(group.layers), "window": group.window} for group in layer_groups(spec)],
         },
+        "functions": functions,
+        "parts": list(parts),
+        "invariance": "exact",  # every kernel sums in an order that the number of rows does not change
+        "endless": list(endless_modes(spec)),
         "quantization": {
             "format": describe(recipe[name] for name in body or recipe),
             "bits_per_weight": round(8 * sum(w.nbytes for w in stored) / source_weights, 4),

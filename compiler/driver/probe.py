@@ -20,7 +20,7 @@ from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.pipeline import Stage
-from llmc.compiler.spec import cached_heads, pool_layers, tensor_shapes
+from llmc.compiler.spec import cached_heads, layer_groups, pool_layers, tensor_shapes
 from llmc.frontends.graph.build import build
 from llmc.passes import lift_weights
 from llmc.passes.matrices import Matrix, matrices
@@ -58,7 +58,7 @@ class Probe:
                 progress(number + 1, len(stored))
         heads, size = cached_heads(spec)
         self._page = (2, heads, size * PAGE)
-        self._layers = pool_layers(spec)
+        self._layers, self._groups = pool_layers(spec), len(layer_groups(spec))
         self.hidden: bool = spec.head.kind == "hidden"  # outputs are vectors, not logits
 
     def run(self, ids: list[int], source: list[int] | None = None) -> tuple[F32, list[F32]]:
@@ -66,13 +66,14 @@ class Probe:
 
         `source`: in a model with an encoder, the ids that the text is an answer to.
         """
-        index, pages = _index_arrays(ids, 0)
-        sources, more = _index_arrays(source or [], pages)
+        index, pages = _index_arrays(ids, 0, self._groups)
+        sources, more = _index_arrays(source or [], pages, 1)
         kv = [tvm.runtime.tensor(np.zeros((pages + more, *self._page), np.float32)) for _ in range(self._layers)]
         if self._encode is not None and source is not None:
             self._encode(*map(tvm.runtime.tensor, sources), kv, self._weights)
-            index += [np.array([len(source)], np.int32), *sources[4:6]]
-        logits, _, *inputs = self._step(*map(tvm.runtime.tensor, index), kv, self._weights)
+            index += [np.array([len(source)], np.int32), *sources[5:7]]
+        logits, *rest = self._step(*map(tvm.runtime.tensor, index), kv, self._weights)
+        inputs = rest[1 if self.hidden else 3 :]  # after argmax, or the three of `top`
         return logits.numpy(), [x.numpy() for x in inputs]
 
     @contextmanager
@@ -87,14 +88,15 @@ class Probe:
             self._weights[place] = original
 
 
-def _index_arrays(ids: list[int], first_page: int) -> tuple[list[NDArray[np.int32]], int]:
-    """The seven index arrays of a text alone, in pages from `first_page` on, and how many pages it takes."""
+def _index_arrays(ids: list[int], first_page: int, groups: int) -> tuple[list[NDArray[np.int32]], int]:
+    """The index arrays of a text alone, in pages from `first_page` on, and how many pages it takes."""
     count = len(ids)
     pages = -(-count // PAGE)
     places = np.arange(count, dtype=np.int32)
     own = np.arange(first_page, first_page + pages, dtype=np.int32)
     ends = np.array([0, pages], np.int32)
-    return [np.array(ids, np.int32), places, np.zeros(count, np.int32), places, ends, own, places], pages
+    rows = [np.array(ids, np.int32), places, np.zeros(count, np.int32), places]
+    return [*rows, np.zeros((1, 2), np.int32), ends, *[own] * groups, places], pages
 
 
 def _split(whole: list[Stage]) -> tuple[list[Stage], list[Stage]]:

@@ -36,6 +36,7 @@ class Request:
     activations: str = "auto"
     check: bool = False
     seed: int = 0
+    layer_groups: int | None = None
 
     @property
     def measures(self) -> bool:

@@ -54,19 +54,41 @@ def measure(
         model.generate_batch(prompts, max_tokens=2, ignore_eos=True)  # touches every weight once
         prefill, decode = [], []
         for _ in range(repeats):
-            results = model.generate_batch(prompts, max_tokens=new_tokens, ignore_eos=True)
-            if any(result.finish_reason != "length" for result in results):
-                sys.exit(f"{prompt_tokens} + {new_tokens} tokens are more than the model's context")
-            # Both are times of the whole batch; the first new token comes out of the prefill step.
-            timings = results[0].timings
-            prefill.append(batch * prompt_tokens / timings["prefill_s"])
-            decode.append(batch * timings["decode_tokens"] / timings["decode_s"])
+            model.engine.forget_prefixes()
+            prefill.append(prefill_rate(model, prompts))
+            decode.append(decode_rate(model, prompts, new_tokens))
     return {
         "prefill": prefill,
         "decode": decode,
         "load_s": load_s,
         "peak_rss_mb": peak_rss_bytes() / 1e6,
     }
+
+
+def prefill_rate(model: Any, prompts: list[list[int]]) -> float:
+    """Return prompt tokens read per second, of prompts that come together; with the last comes its first token."""
+    results = model.generate_batch(prompts, max_tokens=1, ignore_eos=True)
+    return sum(map(len, prompts)) / max(result.timings["prefill_s"] for result in results)
+
+
+def decode_rate(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
+    """Return tokens made per second while all prompts are being answered: from the last's first to the first's last.
+
+    What `prefill_rate` has read is not read again, so that decoders begin together.
+    """
+    from llmc.runtime import Options
+
+    options = Options(max_tokens=new_tokens, ignore_eos=True)
+    times: dict[int, list[float]] = {model.add(prompt, options): [] for prompt in prompts}
+    for result in model.engine.follow(times):
+        times[result.id].append(time.perf_counter())
+        if result.done is not None and result.done.finish_reason != "length":
+            sys.exit(f"{len(prompts[0])} + {new_tokens} tokens are more than the model's context")
+    start, end = max(each[0] for each in times.values()), min(each[-1] for each in times.values())
+    made = sum(start < at <= end for each in times.values() for at in each)
+    if not made:
+        sys.exit(f"{new_tokens} new tokens are too few to time {len(prompts)} prompts that are answered together")
+    return made / (end - start)
 
 
 def fixed_prompt(index: int, tokens: int, vocab: int) -> list[int]:

@@ -106,6 +106,12 @@ Formats, with bits per weight:
     show_default=True,
     help="cpu: this machine's instructions; cpu:portable: any machine of this architecture.",
 )
+@click.option(
+    "--layer-groups",
+    type=int,
+    metavar="N",
+    help="Compile the layers in N groups too, for prompts that are read a group a step (docs/engine.md).",
+)
 @click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
 @json_option

@@ -8,11 +8,14 @@ from typing import Any
 import click
 
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import sampling_options, threads_option
+from llmc.decoding_options import GroupedCommand, decoding_options, given
+from llmc.options import threads_option
 from llmc.run_graph import run_graph
 
 # What a terminal would obey if a model wrote it: control characters, less newline and tab.
 _OBEYED = {c: "\ufffd" for c in [*range(0x20), 0x7F, *range(0x80, 0xA0)] if c not in (0x09, 0x0A)}
+
+_BETWEEN = "---"  # a line between several answers
 
 
 def for_terminal(piece: str) -> str:
@@ -42,34 +45,51 @@ def read_prompt(argument: str | None) -> str:
         ) from None
 
 
+def as_record(model: Any, result: Any, *fields: str) -> dict[str, Any]:
+    """A generation as JSON: these fields, and its log-probabilities and other answers where it has them."""
+    record = {name: getattr(result, name) for name in fields}
+    if result.logprobs is not None:
+        record["logprobs"] = [
+            {**_token(model, choice.token, choice.logprob), "top": [_token(model, *likely) for likely in choice.top]}
+            for choice in result.logprobs
+        ]
+    if result.others:
+        record["others"] = [as_record(model, other, "text", "ids", "finish_reason") for other in result.others]
+    return record
+
+
+def _token(model: Any, id_: int, logprob: float) -> dict[str, Any]:
+    return {"id": id_, "text": model.decode([id_], special=True), "logprob": logprob}
+
+
 @click.command(
+    cls=GroupedCommand,
     short_help="Answer one prompt.",
     epilog="""\b
 Examples:
   llmc run smollm2.llmc "Give me three tips for staying healthy."
   llmc run smollm2.llmc --raw "Once upon a time" --temperature 0.8 --seed 7
+  llmc run smollm2.llmc --raw "Once upon a time" --strategy fsd --stop "The end"
   cat question.txt | llmc run smollm2.llmc - --json
   llmc run graph.llmc --input x=in.npy --output-dir results""",
 )
 @click.argument("artifact", metavar="NAME.llmc")
 @click.argument("prompt", metavar="[PROMPT|-]", required=False)
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is: no chat template.")
-@click.option("--ignore-eos", is_flag=True, help="Go on when the model says it is done.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input of a compiled graph.")
 @click.option("--output-dir", metavar="FOLDER", help="Write the outputs of a graph there, as NAME.npy.")
-@sampling_options
 @threads_option
 @json_option
+@decoding_options()
 def run(
     artifact: str,
     prompt: str | None,
     raw: bool,
-    ignore_eos: bool,
     inputs: tuple[str, ...],
     output_dir: str | None,
     threads: int | None,
     as_json: bool,
-    **sampling: Any,
+    **decoding: Any,
 ) -> None:
     """Answer PROMPT with the model in NAME.llmc and stream the text to standard output.
 
@@ -83,30 +103,24 @@ def run(
             raise click.UsageError("A prompt and --input: a graph takes arrays, a model of text takes a prompt.")
         run_graph(artifact, inputs, output_dir, threads, as_json)
         return
+    options = given(decoding, as_json)
     text = read_prompt(prompt)
     import llmc.runtime
 
     with progress_bars() as progress:
         model = llmc.runtime.load(artifact, threads=threads, progress=progress)
     with model:
-        sampling["ignore_eos"] = ignore_eos
         if raw or not model.manifest.get("chat_template"):
-            stream = model.stream(text, **sampling)
+            stream = model.stream(text, **options)
         else:
-            stream = model.chat_stream([{"role": "user", "content": text}], **sampling)
+            stream = model.chat_stream([{"role": "user", "content": text}], **options)
         for piece in stream:
             if not as_json:
                 click.echo(for_terminal(piece), nl=False)
         result = stream.result
-    if not as_json:
-        click.echo()
-        return
-    print_json(
-        {
-            "text": result.text,
-            "ids": result.ids,
-            "prompt_ids": result.prompt_ids,
-            "finish_reason": result.finish_reason,
-            "timings": result.timings,
-        }
-    )
+        if as_json:
+            print_json(as_record(model, result, "text", "ids", "prompt_ids", "finish_reason", "timings"))
+            return
+    for other in result.others:
+        click.echo(f"\n{_BETWEEN}\n{for_terminal(other.text)}", nl=False)
+    click.echo()

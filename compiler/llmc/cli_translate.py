@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from llmc.cli_eval import read_text
-from llmc.cli_run import for_terminal, read_prompt
+from llmc.cli_run import as_record, for_terminal, read_prompt
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import sampling_options, threads_option
+from llmc.decoding_options import GroupedCommand, decoding_options, given
+from llmc.options import threads_option
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Translate texts, or what else a model with an encoder does.",
     epilog="""\b
 Examples:
@@ -30,12 +32,12 @@ Examples:
 @click.option("--to", "target", metavar="LANGUAGE", help="What to translate them into.")
 @click.option("--lines", metavar="FILE", help="Texts, one a line; '-' reads standard input.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model reads.")
-@sampling_options
 @threads_option
 @json_option
+@decoding_options("n", "Text without end")
 def translate(
     artifact: str, texts: tuple[str, ...], source: str | None, target: str | None, lines: str | None, truncate: bool,
-    threads: int | None, as_json: bool, **sampling: Any,
+    threads: int | None, as_json: bool, **decoding: Any,
 ) -> None:  # fmt: skip
     """Translate each TEXT with the model in NAME.llmc, and print a line for each.
 
@@ -44,15 +46,16 @@ def translate(
     stays one, so line N is always the translation of line N.
     """
     wanted = _texts(texts, lines)
+    options = given(decoding, as_json)
     import llmc.runtime
 
     with progress_bars() as progress:
         model = llmc.runtime.load(artifact, threads=threads, progress=progress)
     with model:
         said = [text for text in wanted if text.strip()]
-        parts = model.translate_parts(said, source, target, truncate, **sampling) if said else iter(())
+        parts = model.translate_parts(said, source, target, truncate, **options) if said else iter(())
         alone = len(wanted) == 1 and not as_json
-        done = _stream(parts) if alone else _print_lines(_in_order(parts), wanted, as_json)
+        done = _stream(model, parts) if alone else _print_lines(model, _in_order(parts), wanted, as_json)
     if as_json:
         print_json({"translations": done})
         return
@@ -88,29 +91,30 @@ def _in_order(parts: Iterable[Any]) -> Iterator[Any]:
             number += 1
 
 
-def _stream(parts: Iterable[Any]) -> list[dict[str, Any]]:
+def _stream(model: Any, parts: Iterable[Any]) -> list[dict[str, Any]]:
     """Print the only text as it is made."""
     done = []
     for part in parts:
         click.echo(for_terminal(part.text), nl=False)
         if part.done is not None:
-            done.append(_entry(part.done))
+            done.append(_entry(model, part.done))
     click.echo()
     return done
 
 
-def _print_lines(results: Iterator[Any], wanted: list[str], as_json: bool) -> list[dict[str, Any]]:
+def _print_lines(model: Any, results: Iterator[Any], wanted: list[str], as_json: bool) -> list[dict[str, Any]]:
     """Print a line for each text, unless JSON is wanted. At a terminal the lines themselves show how far it is."""
     done: list[dict[str, Any]] = []
     seen = not as_json and sys.stdout.isatty()
     with nullcontext(lambda *_: None) if seen else progress_bars() as progress:
         for text in wanted:
-            done.append(_entry(next(results)) if text.strip() else {"text": "", "ids": [], "finish_reason": "stop"})
+            blank = {"text": "", "ids": [], "finish_reason": "stop"}
+            done.append(_entry(model, next(results)) if text.strip() else blank)
             if not as_json:
                 click.echo(for_terminal(" ".join(done[-1]["text"].splitlines())))
             progress("translate", len(done), len(wanted))
     return done
 
 
-def _entry(result: Any) -> dict[str, Any]:
-    return {"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason}
+def _entry(model: Any, result: Any) -> dict[str, Any]:
+    return as_record(model, result, "text", "ids", "finish_reason")

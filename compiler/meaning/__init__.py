@@ -18,6 +18,8 @@ from llmc.compiler.formats import quantize_rows as _quantize_rows
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
+TOP = 64  # numbers of a row that `top` gives; most ways to choose a token look at fewer
+
 
 def embedding(ids: I32, table: F32) -> F32:
     """(M,), (V, C) -> (M, C)."""
@@ -98,23 +100,27 @@ def linear(x: F32, weight: F32) -> F32:
 
 
 def rope_table(positions: I32, frequencies: F32, magnitude: float) -> F32:
-    """(M,), (R/2,) -> (M, R): cosines, then sines, of float32 angles, times magnitude."""
-    angles = positions[:, None].astype(np.float32) * frequencies
+    """(M,), (R/2,) -> (M, R): cosines, then sines, times magnitude.
+
+    Angles are computed in float64 and rounded within one turn: a text without end has positions without end.
+    """
+    turns = positions[:, None] * frequencies.astype(np.float64) / (2 * np.pi)
+    angles = ((turns - np.rint(turns)) * (2 * np.pi)).astype(np.float32)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(magnitude)
 
 
-def rope(x: F32, table: F32, rotated_heads: int, head_dim: int, layout: str) -> F32:
-    """(M, heads * D), (M, R) -> (M, heads * D): the first R numbers of each of the first `rotated_heads`."""
-    half = table.shape[1] // 2
+def rope(x: F32, table: F32, rotated_heads: int, head_dim: int, first: int, layout: str) -> F32:
+    """(M, heads * D), (M, R) -> (M, heads * D): R numbers, from `first` on, of each of the first `rotated_heads`."""
+    half, end = table.shape[1] // 2, first + table.shape[1]
     out = x.reshape(x.shape[0], -1, head_dim).copy()
     cos, sin = table[:, None, :half], table[:, None, half:]
-    first, second = {
-        "half": (slice(0, half), slice(half, 2 * half)),
-        "interleaved": (slice(0, 2 * half, 2), slice(1, 2 * half, 2)),
+    one, other = {
+        "half": (slice(first, first + half), slice(first + half, end)),
+        "interleaved": (slice(first, end, 2), slice(first + 1, end, 2)),
     }[layout]
-    a, b = out[:, :rotated_heads, first].copy(), out[:, :rotated_heads, second].copy()
-    out[:, :rotated_heads, first] = a * cos - b * sin
-    out[:, :rotated_heads, second] = b * cos + a * sin
+    a, b = out[:, :rotated_heads, one].copy(), out[:, :rotated_heads, other].copy()
+    out[:, :rotated_heads, one] = a * cos - b * sin
+    out[:, :rotated_heads, other] = b * cos + a * sin
     return out.reshape(x.shape)
 
 
@@ -190,6 +196,15 @@ def take_rows(x: F32, rows: I32) -> F32:
 def argmax(x: F32) -> I32:
     """(M, V) -> (M,)."""
     return x.argmax(-1).astype(np.int32)
+
+
+def top(x: F32) -> tuple[I32, F32, F32]:
+    """(M, V) -> ids and values (M, K), and log of the sum of e^x (M,)."""
+    ids = np.argsort(-x, axis=-1, kind="stable")[:, :TOP].astype(np.int32)
+    values = np.take_along_axis(x, ids, 1)
+    most = values[:, :1]
+    with np.errstate(invalid="ignore"):  # of a row that is no numbers
+        return ids, values, (most[:, 0] + np.log(np.exp(x - most).sum(-1))).astype(np.float32)
 
 
 def pack(weight: F32, format: str) -> NDArray[Any]:

@@ -5,6 +5,7 @@ Letters: M rows, H query heads, G kv heads, D head size, S sequences, T tokens t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmc.compiler.kv_pages import KINDS, PAGE
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
 Pages = NDArray[Any]  # (pages, *page_shape) of one layer, see kv_pages.py
 
 
@@ -35,24 +37,25 @@ def bias_slopes(bias: str, heads: int, scale: float) -> F32:
 
 
 def attention(
-    qkv: F32, kv: Pages, seqs: I32, slots: I32, page_indptr: I32, page_ids: I32,
+    qkv: F32, kv: Pages, seqs: I32, slots: I32, holes: I32, page_indptr: I32, page_ids: I32,
     heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
     soft_cap: float, bias: str, causal: int,
 ) -> F32:  # fmt: skip
     """qkv (M, (H + 2G) D), kv written in place -> (M, H D).
 
     Row i attends to slots 0..slots[i], where not `causal` to all that its sequence has after this step, of which a
-    window leaves those less than so many away. A window of 0 hides none, a soft_cap of 0 caps none.
+    window leaves those less than so many away, and holes (S, 2) those not in [holes[s, 0], holes[s, 1]). A window of 0
+    hides none, a soft_cap of 0 caps none.
     """
     none = np.full(heads, -np.inf, np.float32)
     return attention_with_sinks(
-        qkv, kv, seqs, slots, page_indptr, page_ids, none,
+        qkv, kv, seqs, slots, holes, page_indptr, page_ids, none,
         heads, kv_heads, head_dim, scale, window, kv_dtype, soft_cap, bias, causal,
     )  # fmt: skip
 
 
 def attention_with_sinks(
-    qkv: F32, kv: Pages, seqs: I32, slots: I32, page_indptr: I32, page_ids: I32, sinks: F32,
+    qkv: F32, kv: Pages, seqs: I32, slots: I32, holes: I32, page_indptr: I32, page_ids: I32, sinks: F32,
     heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
     soft_cap: float, bias: str, causal: int,
 ) -> F32:  # fmt: skip
@@ -60,17 +63,15 @@ def attention_with_sinks(
     slopes = bias_slopes(bias, heads, scale)[:, None]
     q = _store(qkv, kv, seqs, slots, page_indptr, page_ids, heads, kv_heads, head_dim, kv_dtype)
     out = np.empty_like(q)
-    for i, (start, end) in enumerate(_seen(seqs, slots, window, causal)):
-        pages = kv[page_ids[page_indptr[seqs[i]] :][: -(-end // PAGE)]]
-        keys, values = _tokens(pages, kv_dtype, head_dim, start, end)
-        away = np.abs(np.arange(start, end, dtype=np.float32) - np.float32(slots[i]))
-        scores = _scores(q[i], keys, scale, soft_cap) - slopes * away
+    for i, (seen, places) in enumerate(_seen(seqs, slots, holes, window, causal)):
+        keys, values = _tokens(kv, page_ids[page_indptr[seqs[i]] :], kv_dtype, head_dim, seen)
+        scores = _scores(q[i], keys, scale, soft_cap) - slopes * np.abs(places).astype(np.float32)
         out[i] = _mix(scores, values, sinks)
     return out.reshape(len(qkv), -1)
 
 
 def attention_by_distance(
-    qkv: F32, kv: Pages, seqs: I32, slots: I32, page_indptr: I32, page_ids: I32, bias: F32,
+    qkv: F32, kv: Pages, seqs: I32, slots: I32, holes: I32, page_indptr: I32, page_ids: I32, bias: F32,
     heads: int, kv_heads: int, head_dim: int, scale: float, window: int, kv_dtype: str,
     soft_cap: float, causal: int,
 ) -> F32:  # fmt: skip
@@ -78,10 +79,9 @@ def attention_by_distance(
     most = bias.shape[1] // 2
     q = _store(qkv, kv, seqs, slots, page_indptr, page_ids, heads, kv_heads, head_dim, kv_dtype)
     out = np.empty_like(q)
-    for i, (start, end) in enumerate(_seen(seqs, slots, window, causal)):
-        pages = kv[page_ids[page_indptr[seqs[i]] :][: -(-end // PAGE)]]
-        keys, values = _tokens(pages, kv_dtype, head_dim, start, end)
-        distance = np.clip(np.arange(start, end) - slots[i], -most, most)
+    for i, (seen, places) in enumerate(_seen(seqs, slots, holes, window, causal)):
+        keys, values = _tokens(kv, page_ids[page_indptr[seqs[i]] :], kv_dtype, head_dim, seen)
+        distance = np.clip(places, -most, most)
         out[i] = _mix(_scores(q[i], keys, scale, soft_cap) + bias[:, distance + most], values)
     return out.reshape(len(qkv), -1)
 
@@ -93,9 +93,8 @@ def cross_attention(
     """q (M, H D), source_lengths (S,), source_indptr (S + 1,) -> (M, H D). Row i sees all of its sequence's source."""
     out = np.empty((len(q), heads, head_dim), np.float32)
     for i, row in enumerate(q.reshape(out.shape)):
-        length = int(source_lengths[seqs[i]])
-        pages = kv[source_ids[source_indptr[seqs[i]] :][: -(-length // PAGE)]]
-        keys, values = _tokens(pages, kv_dtype, head_dim, 0, length)
+        seen = np.arange(source_lengths[seqs[i]])
+        keys, values = _tokens(kv, source_ids[source_indptr[seqs[i]] :], kv_dtype, head_dim, seen)
         out[i] = _mix(_scores(row, keys, scale, 0), values)
     return out.reshape(len(q), -1)
 
@@ -142,22 +141,23 @@ def _store(
     return q
 
 
-def _seen(seqs: I32, slots: I32, window: int, causal: int) -> list[tuple[int, int]]:
-    """The first slot that each row sees, and the one after the last."""
-    found = []
+def _seen(seqs: I32, slots: I32, holes: I32, window: int, causal: int) -> Iterator[tuple[I64, I64]]:
+    """The slots that each row sees, and how far after the row they are; a hole takes its slots off that."""
     for seq, slot in zip(seqs, slots.tolist(), strict=True):
         end = 1 + (slot if causal else int(slots[seqs == seq].max()))
-        found.append((max(0, slot - window + 1), min(end, slot + window)) if window else (0, end))
-    return found
+        start, end = (max(0, slot - window + 1), min(end, slot + window)) if window else (0, end)
+        first, after = holes[seq].tolist()
+        seen = np.arange(start, end)
+        seen = seen[(seen < first) | (seen >= after)]
+        yield seen, seen - slot + np.where(seen // PAGE * PAGE < first, after - first, 0)
 
 
-def _tokens(pages: Pages, kv_dtype: str, head_dim: int, start: int, end: int) -> tuple[F32, F32]:
-    """K and V (G, T, D) of slots start..end - 1 of the sequence with these pages."""
-    keys, values = KINDS[kv_dtype].load(pages, head_dim)
-    groups = keys.shape[1]
-    all_keys = keys.transpose(1, 0, 3, 2).reshape(groups, -1, head_dim)
-    all_values = values.transpose(1, 0, 2, 3).reshape(groups, -1, head_dim)
-    return all_keys[:, start:end], all_values[:, start:end]
+def _tokens(kv: Pages, ids: I32, kv_dtype: str, head_dim: int, seen: I64) -> tuple[F32, F32]:
+    """K and V (G, T, D) of the slots `seen` of the sequence whose pages are the first of `ids`."""
+    used, page = np.unique(seen // PAGE, return_inverse=True)
+    keys, values = KINDS[kv_dtype].load(kv[ids[used]], head_dim)
+    place = seen % PAGE
+    return keys[page, :, :, place].swapaxes(0, 1), values[page, :, place].swapaxes(0, 1)
 
 
 def _scores(q: F32, keys: F32, scale: float, soft_cap: float) -> F32:

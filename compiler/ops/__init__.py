@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.ops import attending, core, experts, latent
+from llmc.compiler.ops import attending, core, experts, latent, turning
 from llmc.compiler.ops.op import Attr, Op
 
 __all__ = ["OPS", "PREFIX", "Attr", "Op", "call", "emit", "match", "register_meanings"]
 
 PREFIX = "llmc."
-OPS: dict[str, Op] = {op.name: op for op in (*core.ROWS, *attending.ROWS, *experts.ROWS, *latent.ROWS)}
+_ROWS = (*core.ROWS, *attending.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS)
+OPS: dict[str, Op] = {op.name: op for op in _ROWS}
 
 
 def emit(builder: Any, name: str, *tensors: Any, **attrs: Attr) -> Any:

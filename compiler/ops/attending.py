@@ -7,7 +7,7 @@ from typing import Any
 from llmc.compiler.meaning import attending as meaning
 from llmc.compiler.ops.op import Attr, Op, Result
 
-_PAGED = ("qkv", "kv", "seqs", "slots", "page_indptr", "page_ids")
+_PAGED = ("qkv", "kv", "seqs", "slots", "holes", "page_indptr", "page_ids")
 _SIZES = ("heads", "kv_heads", "head_dim")
 
 
@@ -24,9 +24,11 @@ ROWS = (
         meaning.attention,
         "writes K and V of qkv (M, (H + 2G) D) into kv (pages, *page_shape; see compiler/kv_pages.py), in place, then "
         "row i attends to slots 0..slots[i] of its sequence -> (M, H D), where causal is 0 to those of its sequence's "
-        "later rows of this step too; if `window` is not 0, to those less than so many away. "
+        "later rows of this step too; if `window` is not 0, to those less than so many away; of a sequence s not to "
+        "slots holes[s, 0]..holes[s, 1] - 1, holes (S, 2), which end with the page that they begin in, or after it. "
         'Scores are scale * q.k, c tanh(that / c) if soft_cap c is not 0, and with bias "alibi" (else "none") less the '
-        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too. '
+        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too. Pages that begin before '
+        "their sequence's hole lie nearer by the slots of the hole. "
         "An op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
         "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150; soft_cap "
         "arXiv 2408.00118; alibi https://arxiv.org/abs/2108.12409",
@@ -47,7 +49,7 @@ ROWS = (
         _mixed,
         meaning.attention_by_distance,
         "attention with bias (H, 2W + 1) in place of alibi's: to a score is added bias[h, d + W] of d, the key's slot "
-        "less the row's, bounded to -W..W",
+        "less the row's, bounded to -W..W, holes as with alibi",
         "https://arxiv.org/abs/1910.10683 section 2.1",
     ),
     Op(
@@ -62,7 +64,7 @@ ROWS = (
     ),
     Op(
         "store_kv",
-        ("rows", *_PAGED[1:]),
+        ("rows", "kv", "seqs", "slots", "page_indptr", "page_ids"),
         ("kv_heads", "head_dim", "kv_dtype"),
         lambda s, a: [((1,), "int32")],
         meaning.store_kv,

@@ -29,6 +29,12 @@ def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     return [((rows, width // 4), "int32"), (blocks, "float32"), (sums, "float32")]
 
 
+def _top_result(shapes: list[Shape], _: dict[str, Attr]) -> Result:
+    rows, columns = shapes[0]
+    best = (rows, min(meaning.TOP, int(columns)))
+    return [(best, "int32"), (best, "float32"), ((rows,), "float32")]
+
+
 ROWS = (
     Op(
         "embedding",
@@ -138,17 +144,17 @@ ROWS = (
         ("magnitude",),
         lambda s, a: [((s[0][0], 2 * s[1][0]), "float32")],
         meaning.rope_table,
-        "cosines then sines of positions (M,) x frequencies (R/2,), times magnitude -> (M, R)",
+        "cosines then sines of positions (M,) x frequencies (R/2,), in float64, times magnitude -> (M, R)",
         "https://arxiv.org/abs/2104.09864 Eq. 34; magnitude https://arxiv.org/abs/2309.00071 section 3.4",
     ),
     Op(
         "rope",
         ("x", "table"),
-        ("rotated_heads", "head_dim", "layout"),
+        ("rotated_heads", "head_dim", "first", "layout"),
         _like_first,
         meaning.rope,
-        'rotates the first R numbers of the first heads of x (M, heads * D) by table (M, R), R <= D; layout "half" '
-        'pairs (i, i + R/2), "interleaved" pairs (2i, 2i + 1)',
+        "rotates R numbers, from number `first` on, of each of the first heads of x (M, heads * D) by table (M, R); "
+        'layout "half" pairs (i, i + R/2), "interleaved" pairs (2i, 2i + 1)',
         "https://arxiv.org/abs/2104.09864 Eq. 34; GPT-NeoX and GPT-J layouts",
     ),
     Op(
@@ -214,6 +220,17 @@ ROWS = (
         meaning.argmax,
         "first index of the greatest value of each row of x (M, V) -> (M,) int32",
         "numpy.argmax",
+    ),
+    Op(
+        "top",
+        ("x",),
+        (),
+        _top_result,
+        meaning.top,
+        "the K = min(TOP, V) greatest of each row of x (M, V), the greatest first, of equal ones that of the lower id: "
+        "ids (M, K) int32, values (M, K), and log of the sum of e^x (M,), which is no number where one of the row's "
+        "is none or infinite",
+        "numpy.argsort, scipy.special.logsumexp",
     ),
     Op(
         "pack",

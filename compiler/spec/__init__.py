@@ -22,6 +22,7 @@ from llmc.compiler.spec.blocks import (
     Wiring,
 )
 from llmc.compiler.spec.faults import EOS_LIMIT, NAME_LIMIT, range_fault
+from llmc.compiler.spec.layer_groups import LayerGroup, layer_groups
 from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
 from llmc.compiler.spec.model_spec import (
     BLOCKS,
@@ -49,6 +50,7 @@ __all__ = [
     "Experts",
     "Head",
     "Latent",
+    "LayerGroup",
     "Mlp",
     "ModelSpec",
     "Norm",
@@ -64,6 +66,7 @@ __all__ = [
     "expand",
     "from_dict",
     "from_toml",
+    "layer_groups",
     "pool_layers",
     "range_fault",
     "tensor_shapes",

@@ -105,7 +105,7 @@ class Blocks:
         if sight.table is not None:
             qkv = self.op(
                 "rope", qkv, sight.table,
-                rotated_heads=block.heads + block.kv_heads, head_dim=block.head_dim, layout=position.layout,
+                rotated_heads=block.heads + block.kv_heads, head_dim=block.head_dim, first=0, layout=position.layout,
             )  # fmt: skip
         if block.qk_norm_place == "after_rope":
             qkv = qk_norm(self, qkv)
@@ -119,7 +119,7 @@ class Blocks:
             "window": window.size if window and sight.layer in window.layers else 0, "soft_cap": block.soft_cap,
         }  # fmt: skip
         qkv = grown_queries(self, qkv, sight.inputs.positions, sizes["heads"] * sizes["head_dim"])
-        read = [qkv, sight.kv, *sight.inputs.pages()]
+        read = [qkv, sight.kv, *sight.pages()]
         if sight.bias is not None:
             return self.op("attention_by_distance", *read, sight.bias, **attrs)
         attrs["bias"] = position.kind if position.kind.endswith("alibi") else "none"

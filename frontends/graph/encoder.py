@@ -24,7 +24,7 @@ def keep_for_crossing(outer: Blocks, x: Any, inputs: Inputs, kv_dtype: str) -> l
         rows = layer.concat([layer.linear(x, "cross_k"), layer.linear(x, "cross_v")])
         kv = outer.builder.emit(relax.TupleGetItem(inputs.kv, number))
         zero = layer.op(
-            "store_kv", rows, kv, *inputs.pages(),
+            "store_kv", rows, kv, inputs.seqs, inputs.slots, inputs.page_indptr, inputs.page_ids[0],
             kv_heads=attention.kv_heads, head_dim=attention.head_dim, kv_dtype=kv_dtype,
         )  # fmt: skip
         kept.append(zero)

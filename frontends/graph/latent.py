@@ -25,7 +25,7 @@ def latent_attention(blocks: Blocks, x: Any, sight: Sight) -> Any:
     if sight.table is not None:
         rotated = blocks.op(
             "rope", rotated, sight.table,
-            rotated_heads=heads + 1, head_dim=spec.latent.rope_dim, layout=spec.position.layout,
+            rotated_heads=heads + 1, head_dim=spec.latent.rope_dim, first=0, layout=spec.position.layout,
         )  # fmt: skip
     queries = _of_heads(blocks, blocks.linear(read, "q_plain"), "k_up")
     rows = blocks.op("latent_rows", queries, rotated, latent, heads=heads)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax
 
-from llmc.frontends.graph.inputs import Inputs, Sight
+from llmc.frontends.graph.inputs import Inputs, Sight, group_of
 from llmc.frontends.graph.rope import rope_of
 from llmc.frontends.graph.sinusoid import sinusoidal_frequencies
 
@@ -26,24 +26,33 @@ def add_positions(stack: Blocks, x: Any, inputs: Inputs) -> Any:
     return x
 
 
-def sights(stack: Blocks, layers: int, inputs: Inputs, kv_dtype: str, causal: bool) -> Iterator[Sight]:
-    """What each layer of a stack sees: the decoder's, or with the prefix "encoder." the encoder's."""
+def sights(stack: Blocks, layers: Iterable[int], inputs: Inputs, kv_dtype: str, causal: bool) -> Iterator[Sight]:
+    """What layers of a stack see: the decoder's, or with the prefix "encoder." the encoder's."""
     spec, emit = stack.spec, stack.builder.emit
-    ropes = [rope_of(spec, layer) for layer in range(layers)]
-    size = spec.latent.rope_dim or spec.position.rotary_dim or spec.attention.head_dim
-    tables = {
-        rope: stack.op(
-            "rope_table", inputs.positions, relax.const(rope.frequencies(size, spec.sizes.context)),
-            magnitude=rope.magnitude,
-        )
-        for rope in dict.fromkeys(ropes)
-        if rope is not None
-    }  # fmt: skip
+    layers = list(layers)
+    tables = rope_tables(stack, layers, inputs.positions)
     shared = _bias(stack, "relative_bias", causal)
-    for number, rope in enumerate(ropes):
+    for number in layers:
         bias = _bias(stack, f"layers.{number}.relative_bias", causal) if shared is None else shared
         kv = emit(relax.TupleGetItem(inputs.kv, number))
-        yield Sight(number, None if rope is None else tables[rope], bias, kv, inputs, kv_dtype, causal)
+        ids = inputs.page_ids[group_of(spec, number)]
+        yield Sight(number, tables[number], bias, kv, ids, inputs, kv_dtype, causal)
+
+
+def rope_tables(stack: Blocks, layers: Iterable[int], positions: Any, magnified: bool = True) -> dict[int, Any]:
+    """(M, R) of positions (M,) for each layer, one for all that share a rope; None for a layer without."""
+    spec = stack.spec
+    size = spec.latent.rope_dim or spec.position.rotary_dim or spec.attention.head_dim
+    ropes = {layer: rope_of(spec, layer) for layer in layers}
+    tables = {
+        rope: stack.op(
+            "rope_table", positions, relax.const(rope.frequencies(size, spec.sizes.context)),
+            magnitude=rope.magnitude if magnified else 1.0,
+        )
+        for rope in dict.fromkeys(ropes.values())
+        if rope is not None
+    }  # fmt: skip
+    return {layer: None if rope is None else tables[rope] for layer, rope in ropes.items()}
 
 
 def _bias(stack: Blocks, name: str, causal: bool) -> Any:

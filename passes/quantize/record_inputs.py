@@ -9,7 +9,7 @@ from llmc.passes.matrices import matrices
 
 
 def record_inputs(module: tvm.IRModule) -> tvm.IRModule:
-    """step -> (logits, argmax, inputs (M, K) of every matrix with one, in the order of `matrices`)."""
+    """step -> (what it gives, inputs (M, K) of every matrix with one, in the order of `matrices`)."""
     module = relax.transform.ToNonDataflow()(module)
     step = module["step"]
     (block, *rest), output = step.body.blocks, step.body.body

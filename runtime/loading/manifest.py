@@ -14,7 +14,7 @@ from typing import Any
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
 
-FORMAT = 3  # the newest layout this runtime reads
+FORMAT = 4  # the newest layout this runtime reads
 PAGE_TOKENS = 16  # the kernels are compiled for this page size
 KV_BYTES = {"f32": 4, "bf16": 2, "q8": 1, "q4": 1}  # dtype of the KV cache -> bytes of an element
 MANIFEST = "manifest.json"
@@ -64,7 +64,14 @@ _SCHEMA = schema.record(
         page_tokens=schema.one_of(PAGE_TOKENS),
         dtype=schema.one_of(*KV_BYTES),
         page_shape=schema.items(schema.whole(1, _INT32), 3),
+        groups=schema.items(
+            schema.record(layers=schema.items(schema.whole(0, 2**16)), window=schema.whole(0, _INT32)), least=1
+        ),
     ),
+    functions=schema.items(schema.text, least=1),
+    parts=schema.items(schema.whole(1, 2**16)),
+    invariance=schema.one_of("exact", "none"),
+    endless=schema.items(schema.one_of("sinks", "shift", "reevaluate")),
     tokens=schema.record(
         bos=schema.maybe(_ID),
         eos=schema.items(_ID),
@@ -102,6 +109,14 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class KvGroup:
+    """Layers that share a page table. `window`: how many slots a row sees, its own among them; 0: all."""
+
+    layers: tuple[int, ...]
+    window: int = 0
+
+
+@dataclass(frozen=True)
 class KvLayout:
     """Shape of the KV cache: L layers of pages."""
 
@@ -109,6 +124,7 @@ class KvLayout:
     kv_heads: int
     head_dim: int
     dtype: str  # "f32"; "bf16" kept as its bits in uint16; "q8" or "q4", codes and their scales in uint8
+    groups: tuple[KvGroup, ...] = ()  # none: one group of all layers, which sees everything
 
     @property
     def page_shape(self) -> tuple[int, int, int]:
@@ -158,6 +174,10 @@ class Manifest(Package):
     vocab: int
     context: int
     kv: KvLayout
+    functions: tuple[str, ...]  # of the library
+    parts: tuple[int, ...]  # layers of each part of the step, where it was compiled in parts too
+    invariance: str  # "exact": what a row computes does not depend on the rows beside it, to the last bit
+    endless: tuple[str, ...]  # ways in which a text can go on when its cache is full
     bos: int | None
     eos: frozenset[int]
     add_bos: bool
@@ -238,13 +258,18 @@ def _check_own_hash(path: Path, raw: dict[str, Any]) -> None:
 
 def _build(raw: dict[str, Any]) -> Manifest:
     kv, tokens = raw["kv"], raw["tokens"]
+    groups = tuple(KvGroup(tuple(group["layers"]), group["window"]) for group in kv["groups"])
     return Manifest(
         **package_fields(raw),
         task=raw["task"],
         pooling=Pooling(**raw["pooling"]) if raw["pooling"] else None,
         vocab=raw["vocab"],
         context=raw["context"],
-        kv=KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"]),
+        kv=KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"], groups),
+        functions=tuple(raw["functions"]),
+        parts=tuple(raw["parts"]),
+        invariance=raw["invariance"],
+        endless=tuple(raw["endless"]),
         bos=tokens["bos"],
         eos=frozenset(tokens["eos"]),
         add_bos=tokens["add_bos"],
@@ -275,6 +300,14 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
         problems.append("tokens.add_bos is true but tokens.bos is null")
     if tuple(raw["kv"]["page_shape"]) != manifest.kv.page_shape:
         problems.append(f"kv.page_shape: got {raw['kv']['page_shape']}, wanted {list(manifest.kv.page_shape)}")
+    if sorted(layer for group in manifest.kv.groups for layer in group.layers) != list(range(manifest.kv.layers)):
+        problems.append(f"kv.groups: wanted each of the layers 0..{manifest.kv.layers - 1} in one of them")
+    wanted = {"step", "encode"} if manifest.task == "translate" else {"step"}
+    if manifest.parts:
+        wanted |= {"embed", "head", *(f"part_{number}" for number in range(len(manifest.parts)))}
+        if sum(manifest.parts) != manifest.kv.layers:
+            problems.append(f"parts: they have {sum(manifest.parts)} layers in all, and the cache {manifest.kv.layers}")
+    problems += [f"functions: {name} is missing" for name in sorted(wanted - set(manifest.functions))]
     return problems
 
 

@@ -17,7 +17,8 @@ from llmc.compiler.meaning import attending as meaning
 RNG = np.random.default_rng(4)
 ROWS, HEADS, SIZE = 20, 6, 8
 ONE_SEQUENCE = [
-    np.zeros(ROWS, np.int32), np.arange(ROWS, dtype=np.int32), np.array([0, 2], np.int32), np.array([1, 0], np.int32),
+    np.zeros(ROWS, np.int32), np.arange(ROWS, dtype=np.int32), np.zeros((1, 2), np.int32),
+    np.array([0, 2], np.int32), np.array([1, 0], np.int32),
 ]  # fmt: skip
 PLAIN: dict[str, Any] = {
     "heads": HEADS, "kv_heads": HEADS, "head_dim": SIZE, "scale": 0.3, "window": 0, "kv_dtype": "f32", "soft_cap": 0.0,
@@ -75,6 +76,25 @@ def test_attention_over_pages_is_plain_attention(soft_cap: float, bias: str, cau
     hidden = (distance.abs() >= (window or ROWS)) | ((distance > 0) & bool(causal))
     wanted = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v
     _close(got, wanted.transpose(0, 1).reshape(ROWS, HEADS * SIZE))
+
+
+@pytest.mark.parametrize("bias", ["alibi", "by distance"])
+def test_what_is_in_a_hole_is_not_there(bias: str) -> None:
+    """Seventeen slots that no row sees (their pages list another's) and then the rest: as if these had never been."""
+    qkv, table = 2 * _floats(40, 3 * HEADS * SIZE), _floats(HEADS, 81)
+    seen = np.r_[0:5, 32:40]
+    index = [np.zeros(40, np.int32), np.arange(40, dtype=np.int32)]
+    listed = np.array([0, 3], np.int32), np.array([2, 0, 1], np.int32)
+
+    def rows(qkv: np.ndarray, index: list[np.ndarray], hole: tuple[int, int]) -> np.ndarray:
+        kv, holes = np.zeros((3, 2, HEADS, SIZE * 16), np.float32), np.array([hole], np.int32)
+        if bias == "alibi":
+            return meaning.attention(qkv, kv, *index, holes, *listed, **PLAIN, bias=bias)
+        return meaning.attention_by_distance(qkv, kv, *index, holes, *listed, table, **PLAIN)
+
+    got = rows(qkv, index, (5, 32))
+    alone = rows(qkv[seen], [each[: len(seen)] for each in index], (0, 0))
+    np.testing.assert_allclose(got[32:], alone[5:], atol=5e-6)
 
 
 def test_sinks_are_one_more_column_of_scores() -> None:

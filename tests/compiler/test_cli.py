@@ -29,6 +29,8 @@ class _Stream:
             prompt_ids=[1, 2],
             finish_reason=reason,
             timings=timings,
+            logprobs=None,
+            others=[],
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -171,8 +173,8 @@ def test_chat_needs_a_template(model: _Model) -> None:
     ("arguments", "hint"),
     [
         (["rnu"], "Did you mean 'run'?"),
-        (["run", "m", "x", "--temprature", "1"], "Did you mean '--temperature'?"),
-        (["run", "m", "x", "--temperature", "nan"], "not a finite number"),
+        (["run", "m", "x", "--temprature", "1"], "'--temperature'?"),
+        (["run", "m", "x", "--temperature", "nan"], "wanted a number in 0..10000"),
         (["run", "m", "x", "--temperature", "-1"], "--temperature"),
         (["run", "m", "x", "--top-p", "0"], "--top-p"),
         (["run", "m", "x", "--max-tokens", "9223372036854775808"], "--max-tokens"),

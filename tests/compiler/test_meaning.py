@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -85,7 +87,7 @@ def test_rope_turns_the_first_numbers_of_a_head_and_leaves_the_rest(layout: str)
     heads, size, turned = 3, 11, 6
     x, positions, frequencies = _floats(4, heads * size), np.arange(4, dtype=np.int32), _floats(3)
     table = meaning.rope_table(positions, frequencies, magnitude=1.25)
-    got = meaning.rope(x, table, rotated_heads=2, head_dim=size, layout=layout).reshape(4, heads, size)
+    got = meaning.rope(x, table, rotated_heads=2, head_dim=size, first=0, layout=layout).reshape(4, heads, size)
     before = x.reshape(4, heads, size)
     np.testing.assert_array_equal(got[:, 2], before[:, 2])
     np.testing.assert_array_equal(got[:, :, turned:], before[:, :, turned:])
@@ -96,6 +98,22 @@ def test_rope_turns_the_first_numbers_of_a_head_and_leaves_the_rest(layout: str)
 
     turn = 1.25 * np.exp(1j * positions[:, None] * frequencies)
     np.testing.assert_allclose(complex_of(got), complex_of(before) * turn[:, None], atol=1e-5)
+
+
+def test_angles_are_exact_however_far_a_text_has_come() -> None:
+    positions, frequencies = np.array([0, 7, -5, 10**6 + 1, 2**31 - 1], np.int32), np.float32([1, 0.3, 1e-4])
+    table = meaning.rope_table(positions, frequencies, magnitude=1.0)
+    angles = [[math.fmod(int(p) * float(f), 2 * math.pi) for f in frequencies] for p in positions]
+    np.testing.assert_allclose(table, np.concatenate([np.cos(angles), np.sin(angles)], 1), atol=1e-6)
+
+
+def test_the_top_of_rows_is_that_of_torch() -> None:
+    x = 3 * _floats(4, 100)
+    ids, values, normalizers = meaning.top(x)
+    wanted = torch.from_numpy(x).topk(64)
+    np.testing.assert_array_equal(ids, wanted.indices.numpy())
+    np.testing.assert_array_equal(values, wanted.values.numpy())
+    _close(normalizers, torch.from_numpy(x).logsumexp(1))
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])

@@ -172,6 +172,7 @@ def _unlowered_logits(path: Path, ids: list[int]) -> np.ndarray:
     from tvm import relax
 
     from llmc.compiler import ops
+    from llmc.compiler.spec import layer_groups
     from llmc.frontends.graph.build import build
 
     count = len(ids)
@@ -184,8 +185,9 @@ def _unlowered_logits(path: Path, ids: list[int]) -> np.ndarray:
     pages = -(-count // 16)
     page = (pages, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    listed = np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)[::-1].copy()
+    own = [np.arange(pages, dtype=np.int32)[::-1].copy()] * len(layer_groups(spec))
+    listed = np.zeros((1, 2), np.int32), np.array([0, pages], np.int32), *own
     index = [np.array(ids, np.int32), places, np.zeros(count, np.int32), places, *listed, places]
-    got, best = machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)
-    np.testing.assert_array_equal(best.numpy(), got.numpy().argmax(-1))
+    got, best, *_ = machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)
+    np.testing.assert_array_equal(best.numpy()[:, 0], got.numpy().argmax(-1))
     return np.array(got.numpy())

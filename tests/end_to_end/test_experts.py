@@ -72,9 +72,9 @@ def _by_meaning(folder: Path, quant: str) -> np.ndarray:
     places = np.arange(count, dtype=np.int32)
     page = (pages, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    listed = np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)
+    listed = np.zeros((1, 2), np.int32), np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)
     index = [np.array(IDS, np.int32), places, np.zeros(count, np.int32), places, *listed, places]
-    got, _ = machine["step"](*map(tvm.runtime.tensor, index), kv, *map(tvm.runtime.tensor, weights.values()))
+    got, *_ = machine["step"](*map(tvm.runtime.tensor, index), kv, *map(tvm.runtime.tensor, weights.values()))
     return np.array(got.numpy())
 
 

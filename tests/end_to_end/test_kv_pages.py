@@ -42,6 +42,6 @@ def test_a_page_copied_whole_is_the_same_page(kv: str, tiny_llama: Callable[...,
         runner.pool.reserve_all([(second, 32)])
         for layer in runner.pool.layers:
             layer[list(second.pages)] = layer[list(first.pages)]
-        second.length = first.length
+        second.length = second.position = first.length
         a, b = (runner.step([(sequence, IDS[32:])]).logits for sequence in (first, second))
         np.testing.assert_array_equal(a, b)

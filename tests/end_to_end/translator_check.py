@@ -65,7 +65,7 @@ def _encoded(model: Model, read: Sequence, source: list[int]) -> np.ndarray:
     assert model.runner.encode_function is not None
     hidden, _ = model.runner.encode_function(
         np.array(source, np.int32), places, np.zeros(count, np.int32), places,
-        np.array([0, pages], np.int32), np.array(read.pages, np.int32), places,
+        np.zeros((1, 2), np.int32), np.array([0, pages], np.int32), np.array(read.pages, np.int32), places,
     )  # fmt: skip
     return np.array(hidden)
 

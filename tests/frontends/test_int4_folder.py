@@ -92,7 +92,7 @@ def meaning_logits(source: Any, ids: list[int]) -> np.ndarray:
     pages = -(-len(ids) // 16)
     page = (pages, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    listed = np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)
+    listed = np.zeros((1, 2), np.int32), np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)
     index = [np.array(ids, np.int32), places, np.zeros(len(ids), np.int32), places, *listed, places]
     return np.array(machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)[0].numpy())
 

@@ -36,7 +36,8 @@ def _inputs() -> list[Any]:
     places = np.arange(ROWS, dtype=np.int32)
     index = [
         rng.integers(0, SPEC.sizes.vocab, ROWS).astype(np.int32), places, np.zeros(ROWS, np.int32), places,
-        np.array([0, 2], np.int32), np.array([2, 0], np.int32), np.array([ROWS - 1, 3], np.int32),
+        np.zeros((1, 2), np.int32), np.array([0, 2], np.int32), np.array([2, 0], np.int32),
+        np.array([ROWS - 1, 3], np.int32),
     ]  # fmt: skip
     page = (3, 2, SPEC.attention.kv_heads, SPEC.attention.head_dim * 16)
     kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(SPEC.sizes.layers)]
@@ -44,7 +45,7 @@ def _inputs() -> list[Any]:
 
 
 def _run(executable: Any, weights: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    logits, best = relax.VirtualMachine(executable, tvm.cpu())["step"](*_inputs(), *weights)
+    logits, best, *_ = relax.VirtualMachine(executable, tvm.cpu())["step"](*_inputs(), *weights)
     return logits.numpy(), best.numpy()
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from llmc.runtime.cache.pages import PagePool
-from llmc.runtime.generate import Generator
+from llmc.runtime.engine.engine import Engine
 from llmc.runtime.loading.manifest import KvLayout
 from llmc.runtime.loading.schema import canonical_json
+from llmc.runtime.parts import Parts
 from llmc.runtime.runner import Runner
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -41,13 +42,14 @@ def translator(script: Callable[[str], ModuleType], reference: ModuleType) -> Mo
 
 @pytest.fixture
 def make_runner(reference: ModuleType) -> Callable[..., Runner]:
-    """A function `(pages=64, chunk=512, calls=None) -> Runner` over the NumPy step."""
+    """A function `(pages=64, chunk=512, calls=None) -> Runner` over the NumPy step, which is there in parts too."""
 
     def make(pages: int = 64, chunk: int = 512, calls: list[int] | None = None) -> Runner:
         layout = KvLayout(reference.LAYERS, reference.KV_HEADS, reference.HEAD_DIM, "f32")
         pool = PagePool(layout, pages * 16)
         step = reference.make_step(reference.make_weights(), pool.layers, calls)
-        return Runner(step, pool, reference.VOCAB, reference.CONTEXT, chunk)
+        parts = Parts(*reference.make_parts(reference.make_weights(), pool.layers))
+        return Runner(step, pool, reference.VOCAB, reference.CONTEXT, chunk, parts=parts)
 
     return make
 
@@ -106,11 +108,11 @@ def make_tokenizer_json() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def make_generator(make_runner: Callable[..., Runner]) -> Callable[..., Generator]:
-    """A function `(eos=(), **runner) -> Generator` whose tokens are single bytes of text."""
+def make_engine(make_runner: Callable[..., Runner]) -> Callable[..., Engine]:
+    """A function `(eos=(), settings={}, **runner) -> Engine` whose tokens are single bytes of text."""
 
-    def make(eos: tuple[int, ...] = (), **runner: Any) -> Generator:
-        return Generator(make_runner(**runner), Tokenizer(tokenizer_json()), frozenset(eos))
+    def make(eos: tuple[int, ...] = (), settings: dict[str, Any] | None = None, **runner: Any) -> Engine:
+        return Engine(make_runner(**runner), Tokenizer(tokenizer_json()), frozenset(eos), **(settings or {}))
 
     return make
 
@@ -173,7 +175,7 @@ def fake_artifact(tmp_path: Path) -> Path:
     weights, size = contents["weights.safetensors"], 8192
     chunks = [hashlib.sha256(weights[at : at + size]).hexdigest() for at in range(0, len(weights), size)]
     manifest = {
-        "format": 3,
+        "format": 4,
         "task": "generate",
         "pooling": None,
         "name": "tiny",
@@ -187,7 +189,12 @@ def fake_artifact(tmp_path: Path) -> Path:
             "page_tokens": 16,
             "dtype": "f32",
             "page_shape": [2, 2, 128],
+            "groups": [{"layers": [0, 1], "window": 0}],
         },
+        "functions": ["step", "turn"],
+        "parts": [],
+        "invariance": "exact",
+        "endless": ["sinks", "shift", "reevaluate"],
         "quantization": {"format": "f32"},
         "variants": [{"file": "lib/cpu-test.so", "name": "cpu-test", "arch": platform.machine(), "requires": []}],
         "runtime": "lib/libtvm_runtime.so",

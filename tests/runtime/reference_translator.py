@@ -66,7 +66,9 @@ def make_functions(
         out = [one._attend(q[i], *_pages(kv[layer], own[i], ends[i] + 1)) for i in range(len(x))]
         return np.stack(out).reshape(len(x), -1) @ weights[f"{prefix}o{layer}"]
 
-    def encode(tokens: Any, positions: Any, seqs: Any, slots: Any, indptr: Any, ids: Any, rows: Any) -> tuple[Any, ...]:
+    def encode(
+        tokens: Any, positions: Any, seqs: Any, slots: Any, holes: Any, indptr: Any, ids: Any, rows: Any
+    ) -> tuple[Any, ...]:
         calls.append(("encode", len(tokens)))
         x = weights["encoder.table"][tokens].astype(np.float64)
         for layer in range(LAYERS):
@@ -79,7 +81,7 @@ def make_functions(
         return hidden, hidden.argmax(-1).astype(np.int32)
 
     def step(
-        tokens: Any, positions: Any, seqs: Any, slots: Any, indptr: Any, ids: Any, rows: Any,
+        tokens: Any, positions: Any, seqs: Any, slots: Any, holes: Any, indptr: Any, ids: Any, rows: Any,
         source_lengths: Any, source_indptr: Any, source_ids: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         arrays = (source_lengths, source_indptr, source_ids)
@@ -96,8 +98,8 @@ def make_functions(
                 pages = source_ids[source_indptr[s] : source_indptr[s + 1]]
                 out[row] = one._attend(q[row], *_pages(kv[layer], pages, source_lengths[s]))
             x = x + out.reshape(len(x), -1) @ weights[f"cross.o{layer}"]
-        logits = (x[rows] @ weights["table"].T).astype(np.float32)
-        return logits, logits.argmax(-1).astype(np.int32)
+        result: tuple[Any, ...] = one.top((x[rows] @ weights["table"].T).astype(np.float32))
+        return result
 
     return step, encode
 

@@ -14,7 +14,7 @@ import pytest
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import cpu, integrity, library
 from llmc.runtime.loading.artifact import inspect, open_artifact, verify
-from llmc.runtime.loading.manifest import FORMAT
+from llmc.runtime.loading.manifest import FORMAT, KvGroup
 from llmc.runtime.model import load
 
 Reseal = Callable[[Path, dict[str, Any]], None]
@@ -187,6 +187,10 @@ def test_names_of_the_manifest_s_own_choice_are_told_on_one_line(fake_artifact: 
         ("languages", {"fr": 97}),
         ("languages", ["fr"]),
         ("prefixes", {"en to de": 5}),
+        ("functions", []),
+        ("functions", ["turn"]),
+        ("invariance", "nearly"),
+        ("endless", ["always"]),
     ],
 )
 def test_values_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: str, value: Any) -> None:
@@ -214,9 +218,27 @@ def test_token_ids_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: 
     assert said in refused(fake_artifact)
 
 
+@pytest.mark.parametrize("layers", [[[0]], [[0, 1], [1]], [[0], [2]], [[]], []])
+def test_groups_have_every_layer_once(fake_artifact: Path, reseal: Reseal, layers: list[list[int]]) -> None:
+    manifest = manifest_of(fake_artifact)
+    manifest["kv"]["groups"] = [{"layers": each, "window": 0} for each in layers]
+    reseal(fake_artifact, manifest)
+    assert "groups" in refused(fake_artifact)
+
+
+def test_layers_with_a_window_are_a_group(fake_artifact: Path, reseal: Reseal) -> None:
+    manifest = manifest_of(fake_artifact)
+    manifest["kv"]["groups"] = [{"layers": [1], "window": 0}, {"layers": [0], "window": 33}]
+    reseal(fake_artifact, manifest)
+    read = open_artifact(fake_artifact).manifest
+    assert read.kv.groups == (KvGroup((1,)), KvGroup((0,), 33))
+    assert (read.functions, read.invariance) == (("step", "turn"), "exact")
+
+
 def test_a_translator_s_manifest(fake_artifact: Path, reseal: Reseal) -> None:
     manifest = manifest_of(fake_artifact) | {"task": "translate", "languages": {"fr": 96}, "prefixes": {"a to b": "x "}}
     manifest["tokens"] |= {"start": 0, "forced": [4], "suppressed": [5, 6]}
+    manifest["functions"] = ["encode", "step"]
     reseal(fake_artifact, manifest)
     read = open_artifact(fake_artifact).manifest
     assert (read.task, read.start, read.forced, read.suppressed) == ("translate", 0, (4,), (5, 6))

@@ -1,7 +1,8 @@
-"""Whole texts through a runner: what shares a step, what a vector is, which guesses are best."""
+"""Whole texts through the engine: what shares a step, what a vector is, which guesses are best."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,23 @@ import pytest
 
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.encoder import best, encode_rows, pool
+from llmc.runtime.engine.engine import Engine
 from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.loading.manifest import KvLayout, Pooling
 from llmc.runtime.runner import Runner
+from llmc.runtime.text.tokenizer import Tokenizer
+
+MakeEngine = Callable[..., Engine]
 
 
-def _runner(rows: list[int], broken: bool = False) -> Runner:
-    """A runner whose output for a token is (id, place, sequence); `rows` gets the number of rows of each step."""
+@pytest.fixture
+def make(make_tokenizer_json: Callable[..., bytes]) -> MakeEngine:
+    """`_engine` with a tokenizer."""
+    return lambda rows, broken=False: _engine(Tokenizer(make_tokenizer_json()), rows, broken)
+
+
+def _engine(tokenizer: Tokenizer, rows: list[int], broken: bool) -> Engine:
+    """An engine whose output for a token is (id, place, sequence); `rows` gets the number of rows of each step."""
 
     def step(tokens: Any, positions: Any, seqs: Any, *rest: Any) -> tuple[Any, Any]:
         rows.append(len(tokens))
@@ -23,37 +34,38 @@ def _runner(rows: list[int], broken: bool = False) -> Runner:
         return (out * np.nan if broken else out), out.argmax(1).astype(np.int32)
 
     pool = PagePool(KvLayout(1, 1, 8, "f32"), 64 * 16)
-    return Runner(step, pool, vocab=50, context=20, prefill_chunk=12)
+    runner = Runner(step, pool, vocab=50, context=20, prefill_chunk=12)
+    return Engine(runner, tokenizer)
 
 
-def test_texts_come_back_whole_and_in_few_steps() -> None:
+def test_texts_come_back_whole_and_in_few_steps(make: MakeEngine) -> None:
     texts = [[7] * 5, [1, 2], [9] * 15, [3], [4] * 10, [5, 6, 7]]
     steps: list[int] = []
-    runner = _runner(steps)
-    free = runner.pool.free_pages
-    found = dict(encode_rows(runner, texts))
+    engine = make(steps)
+    free = engine.runner.pool.free_pages
+    found = dict(encode_rows(engine, texts))
     assert sorted(found) == list(range(len(texts)))
     for number, ids in enumerate(texts):
         assert found[number][:, 0].tolist() == ids
         assert found[number][:, 1].tolist() == list(range(len(ids)))
         assert len(set(found[number][:, 2])) == 1
     assert steps == [11, 10, 15]  # the shortest together; one longer than a step should be has its own
-    assert runner.pool.free_pages == free
+    assert engine.runner.pool.free_pages == free
 
 
-def test_a_text_too_long_is_refused_before_any_is_read() -> None:
+def test_a_text_too_long_is_refused_before_any_is_read(make: MakeEngine) -> None:
     steps: list[int] = []
     with pytest.raises(RequestError, match="text 2 has 21 tokens, and the model reads 20"):
-        list(encode_rows(_runner(steps), [[1], [2] * 21]))
+        list(encode_rows(make(steps), [[1], [2] * 21]))
     assert steps == []
 
 
-def test_outputs_that_are_no_numbers() -> None:
-    runner = _runner([], broken=True)
-    free = runner.pool.free_pages
+def test_outputs_that_are_no_numbers(make: MakeEngine) -> None:
+    engine = make([], broken=True)
+    free = engine.runner.pool.free_pages
     with pytest.raises(LlmcError, match="not finite"):
-        list(encode_rows(runner, [[1]]))
-    assert runner.pool.free_pages == free
+        list(encode_rows(engine, [[1]]))
+    assert engine.runner.pool.free_pages == free
 
 
 def test_poolings() -> None:

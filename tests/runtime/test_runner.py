@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.errors import RequestError
 from llmc.runtime.runner import Feed, Runner
 
 MakeRunner = Callable[..., Runner]
@@ -102,6 +102,31 @@ def test_a_failing_step_changes_nothing(make_runner: MakeRunner) -> None:
     assert sequence.length == 21
 
 
+def test_a_failing_step_of_forks_gives_copies_back(make_runner: MakeRunner) -> None:
+    runner = make_runner()
+    first = runner.new_sequence()
+    runner.step([(first, prompt(4, 20))])
+    twin = runner.fork(first)
+    good, tables = runner.step_function, [list(each.pages) for each in (first, twin)]
+
+    def broken(*arrays: Any) -> Any:
+        good(*arrays)
+        raise KeyboardInterrupt
+
+    runner.step_function = broken
+    with pytest.raises(KeyboardInterrupt):
+        runner.step([(first, [5, 6]), (twin, [7])])
+    assert [list(each.pages) for each in (first, twin)] == tables
+    runner.pool.check([first, twin])
+    runner.step_function = good
+    runner.truncate(twin, 18)
+    output = runner.step([(first, [8]), (twin, [9])])
+    runner.pool.check([first, twin])
+    for row, ids in enumerate([[*prompt(4, 20), 8], [*prompt(4, 20)[:18], 9]]):
+        alone = runner.prefill([(runner.new_sequence(), ids)])
+        np.testing.assert_allclose(output.logits[row], alone.logits[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [[-1], [97], [2**40], [1.5], ["a"], [[1]], [None], [2**70], []])
 def test_token_ids_are_checked_before_the_call(make_runner: MakeRunner, bad: Any) -> None:
     calls: list[int] = []
@@ -126,11 +151,27 @@ def test_what_does_not_fit_is_refused_whole(make_runner: MakeRunner) -> None:
         runner.step([])
 
 
-def test_logits_that_are_not_finite_are_an_error(make_generator: Callable[..., Any]) -> None:
-    from llmc.runtime.generate import Options
+def test_a_hole_is_not_seen_and_positions_are_the_sequences_own(make_runner: MakeRunner, reference: ModuleType) -> None:
+    """Tokens in a hole, whatever they are, change nothing; what follows is told the sequence's positions."""
+    rows = []
+    for hidden in (prompt(3, 12), prompt(4, 12)):
+        runner = make_runner()
+        sequence = runner.new_sequence()
+        runner.step([(sequence, prompt(1, 4))])
+        runner.step([(sequence, hidden)])
+        sequence.hole, sequence.position = (4, 16), 4
+        rows.append(runner.step([Feed(sequence, prompt(2, 20), "all")]).logits)
+        assert (sequence.length, sequence.position) == (36, 24)
+    np.testing.assert_array_equal(*rows)
+    wanted = reference.whole(reference.make_weights(), prompt(1, 4) + prompt(2, 20))[4:]
+    np.testing.assert_allclose(rows[0], wanted, atol=1e-4)
 
-    generator = make_generator()
-    generator.runner.step_function = lambda *a: (np.full((1, 97), np.nan, np.float32), np.zeros(1, np.int32))
-    with pytest.raises(LlmcError, match="not finite"):
-        list(generator.run([[1, 2]], [Options()], 0.0))
-    assert generator.runner.pool.free_pages == generator.runner.pool.num_pages
+
+def test_a_step_says_the_best_of_each_row(make_runner: MakeRunner) -> None:
+    runner = make_runner()
+    output = runner.step([Feed(runner.new_sequence(), prompt(1, 5), "all"), (runner.new_sequence(), [3])])
+    assert output.top_ids.shape == output.top_values.shape == (6, 64)
+    np.testing.assert_array_equal(np.take_along_axis(output.logits, output.top_ids, 1), output.top_values)
+    np.testing.assert_array_equal(output.argmax, output.logits.argmax(-1))
+    logs = output.logits - output.normalizers[:, None]
+    np.testing.assert_allclose(np.exp(logs).sum(1), 1, rtol=1e-5)

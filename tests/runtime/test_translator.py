@@ -13,8 +13,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from llmc.runtime.cache.pages import pages_for
-from llmc.runtime.errors import RequestError
-from llmc.runtime.generate import Generation, Generator, Options
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.generate import Generation, Options
 from llmc.runtime.loading.manifest import KvLayout, Manifest
 from llmc.runtime.model import Model
 from llmc.runtime.runner import Feed, Runner
@@ -45,19 +46,26 @@ def answers(translator: ModuleType) -> list[list[int]]:
     return found
 
 
-def run(runner: Runner, backend: Tokenizer, sources: list[list[int]] = SOURCES, **fields: Any) -> list[Generation]:
+def run(
+    runner: Runner,
+    backend: Tokenizer,
+    sources: list[list[int]] = SOURCES,
+    options: Options | None = None,
+    **fields: Any,
+) -> list[Generation]:
     """Greedy translations of 20 tokens; each text's parts must add up to it, and no page may be kept."""
-    generator = replace(Generator(runner, backend, frozenset(), LEAD), **fields)
-    texts = [""] * len(sources)
+    engine = Engine(runner, backend, lead=LEAD, **fields)
+    queries = [engine.add_query(source, options or Options(max_tokens=20)) for source in sources]
+    texts = dict.fromkeys(queries, "")
     done: dict[int, Generation] = {}
-    for part in generator.parts(sources, [Options(max_tokens=20)] * len(sources), 0.0):
-        assert part.index not in done
-        texts[part.index] += part.text
+    for part in engine.follow(queries):
+        assert part.id not in done
+        texts[part.id] += part.text
         if part.done is not None:
-            done[part.index] = part.done
-    assert [done[index].text for index in range(len(sources))] == texts
+            done[part.id] = part.done
+    assert [done[query].text for query in queries] == list(texts.values())
     assert runner.pool.free_pages == runner.pool.num_pages
-    return [done[index] for index in range(len(sources))]
+    return [done[query] for query in queries]
 
 
 @pytest.mark.parametrize("chunk", [1, 20, 512])
@@ -70,7 +78,7 @@ def test_a_batch_is_the_model_s_greedy_in_any_chunks(
     assert [result.prompt_ids for result in results] == SOURCES
     encodes = [rows for name, rows in calls if name == "encode"]
     assert sum(encodes) == sum(map(len, SOURCES))
-    wanted = {512: [103], 20: [13, 17, 33, 40], 1: [1, 3, 9, 17, 33, 40]}  # a longer source has a step of its own
+    wanted = {512: [103], 20: [3, 17, 40, 10, 33], 1: [3, 17, 40, 1, 9, 33]}  # a longer source has a step of its own
     assert encodes == wanted[chunk]
 
 
@@ -89,13 +97,37 @@ def test_new_texts_are_read_while_others_go_on(make_translator: MakeRunner, back
     """Of four that fit together one goes on for long: the others' places are taken before it ends."""
     calls: list[tuple[str, int]] = []
     runner = make_translator(pages=14, calls=calls)
-    generator = Generator(runner, backend, frozenset(), LEAD)
+    engine = Engine(runner, backend, lead=LEAD)
     options = [Options(max_tokens=60), *[Options(max_tokens=4)] * 9]
-    ends = [part.index for part in generator.parts([[5, 6]] * 10, options, 0.0) if part.done is not None]
-    assert sorted(ends) == list(range(10))
-    assert ends[-1] == 0
+    queries = [engine.add_query([5, 6], each) for each in options]
+    ends = [part.id for part in engine.follow(queries) if part.done is not None]
+    assert sorted(ends) == queries
+    assert ends[-1] == queries[0]
     assert 1 < [name for name, _ in calls].count("encode") < 9  # in groups, not one by one
     assert runner.pool.free_pages == 14
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_giving_way_changes_no_translation(
+    make_translator: MakeRunner, backend: Tokenizer, answers: list[list[int]], preemption: str
+) -> None:
+    """Sources are dropped and encoded again, or copied out and back; greedy, drawn and searched answers."""
+    asked = [{}, {"temperature": 1.2, "seed": 1, "n": 2}, {"beams": 3}]
+    options = [Options(max_tokens=20, **asked[number % 3]) for number in range(len(SOURCES))]
+    found = []
+    for pages, settings in ((64, {}), (12, {"preemption": preemption})):
+        engine = Engine(make_translator(pages=pages), backend, lead=LEAD, **settings)
+        queries = [engine.add_query(source, each) for source, each in zip(SOURCES, options, strict=True)]
+        done = {}
+        while engine.query_count:
+            done.update({result.id: result.done for result in engine.infer() if result.done})
+            if pages == 12 and engine.stats.steps % 3 == 0 and engine.stats.running:
+                engine._scheduler.give_way()
+        found.append([[each.ids for each in (done[query], *done[query].others)] for query in queries])
+        assert engine.stats.pages_free == pages
+    assert engine.stats.preempted > 5
+    assert found[0] == found[1]
+    assert [found[0][number][0] for number in (0, 3)] == [answers[number] for number in (0, 3)]
 
 
 def test_an_end_and_what_is_never_said(
@@ -106,26 +138,22 @@ def test_an_end_and_what_is_never_said(
     assert (stopped.finish_reason, stopped.ids) == ("stop", answers[1][: answers[1].index(end) + 1])
     silent = run(make_translator(), backend, suppressed=(end, answers[1][0]))
     assert not {end, answers[1][0]} & {token for result in silent for token in result.ids}
-    drawn = Generator(make_translator(), backend, frozenset(), LEAD, suppressed=tuple(range(90)))
     hot = Options(max_tokens=20, temperature=50.0, seed=1)
-    for _ in drawn.run([SOURCES[0]], [hot], 0.0):
-        pass
-    assert min(drawn.results[0].ids) >= 90
+    drawn = run(make_translator(), backend, [SOURCES[0]], hot, suppressed=tuple(range(90)))
+    assert min(drawn[0].ids) >= 90
 
 
 def test_what_is_too_long_is_refused_before_any_work(make_translator: MakeRunner, backend: Tokenizer) -> None:
     calls: list[tuple[str, int]] = []
-    with pytest.raises(RequestError, match="text 2 has 121 tokens, and the model reads 120"):
+    with pytest.raises(RequestError, match="it has 121 tokens, and the model reads 120"):
         run(make_translator(calls=calls), backend, [[1], [2] * 121])
     with pytest.raises(RequestError, match="no room for an answer in a cache_tokens of 0"):
         run(make_translator(pages=4, calls=calls), backend, [[1] * 64])
     assert not calls
     full = run(make_translator(), backend, [[1] * 120])
     assert full[0].finish_reason == "length"
-    generator = Generator(make_translator(pages=3), backend, frozenset(), LEAD)
-    for _ in generator.run([[1] * 17], [Options(max_tokens=1000)], 0.0):
-        pass
-    assert (generator.results[0].finish_reason, len(generator.results[0].ids)) == ("context", 14)
+    (short,) = run(make_translator(pages=3), backend, [[1] * 17], Options(max_tokens=1000))
+    assert (short.finish_reason, len(short.ids)) == ("context", 14)
 
 
 def test_a_source_is_shared_and_checked(make_translator: MakeRunner, translator: ModuleType) -> None:
@@ -151,8 +179,12 @@ def test_a_failing_encoder_keeps_no_page(make_translator: MakeRunner, backend: T
         raise RuntimeError("kernel failed")
 
     runner.encode_function = broken
-    with pytest.raises(RuntimeError, match="kernel failed"):
-        run(runner, backend)
+    results = run(runner, backend)
+    assert {(result.finish_reason, result.text) for result in results} == {("error", "")}
+    assert {result.error for result in results} == {"the step failed: RuntimeError: kernel failed"}
+    engine = Engine(runner, backend, lead=LEAD)
+    with pytest.raises(LlmcError, match="kernel failed"):
+        list(engine.stream(engine.add_query(SOURCES[0])))
     assert runner.pool.free_pages == runner.pool.num_pages
 
 
@@ -169,6 +201,7 @@ def facts(**fields: Any) -> Manifest:
         kv=KvLayout(2, 2, 8, "f32"), variants=(), runtime="", weights="", chunk_bytes=0, chunks=(), order=(),
         bos=None, eos=frozenset(), add_bos=False, end=96, start=2, forced=(), suppressed=(), special={},
         languages={}, prefixes={}, tokenizer="", chat_template=None, files={},
+        functions=("step", "encode"), parts=(), invariance="exact", endless=(),
     )  # fmt: skip
     return replace(plain, **fields)
 
@@ -243,7 +276,7 @@ def test_a_model_translates_texts_and_generates_from_one(model: Callable[..., Mo
 def test_long_texts_are_cut_where_that_is_asked_for(model: Callable[..., Model]) -> None:
     plain = model(languages=MANY)
     long = "x " * 600
-    with pytest.raises(RequestError, match="text 2 has .* and the model reads 120"):
+    with pytest.raises(RequestError, match="text 2: it has .* and the model reads 120"):
         plain.translate(["a", "x " * 119], "fr", "de")
     with pytest.raises(RequestError, match="text 2: prompt: 1200 characters cannot fit"):
         plain.translate(["a", long], "fr", "de")
@@ -273,8 +306,9 @@ def test_what_a_model_cannot_do(model: Callable[..., Model], make_runner: MakeRu
 
 def test_pages_hold_sources_too(make_translator: MakeRunner, backend: Tokenizer) -> None:
     runner = make_translator()
-    parts = Generator(runner, backend, frozenset(), LEAD).parts([SOURCES[2]], [Options(max_tokens=20)], 0.0)
+    engine = Engine(runner, backend, lead=LEAD)
+    parts = engine.follow([engine.add_query(SOURCES[2], Options(max_tokens=20))])
     next(parts)
-    assert runner.pool.num_pages - runner.pool.free_pages == pages_for(40) + pages_for(22)
+    assert runner.pool.num_pages - runner.pool.free_pages == pages_for(40) + pages_for(len(LEAD))
     parts.close()
     assert runner.pool.free_pages == runner.pool.num_pages

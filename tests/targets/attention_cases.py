@@ -38,6 +38,16 @@ class _Sequences:
         seqs, slots = np.array(pairs, np.int32).T.copy()
         return seqs, slots
 
+    def holes(self, rng: Rng) -> np.ndarray:
+        """(S, 2): slots before this step's that no row sees, of some sequences: to the end of a page, or further."""
+        found = np.zeros((len(self.past), 2), np.int32)
+        for hole, past in zip(found, self.past, strict=True):
+            first = int(rng.integers(0, past + 1))
+            whole = -(-first // 16) * 16
+            if whole <= past and rng.integers(0, 4):
+                hole[:] = first, rng.integers(whole, past + 1)
+        return found
+
     def pool(self, rng: Rng, kind: str, groups: int, size: int) -> np.ndarray:
         """Pages in which only past slots were written: the rest are any numbers, or codes with NaN as their scales."""
         shape = (len(self.ids) + 2, *page_shape(kind, groups, size))
@@ -77,12 +87,13 @@ def attention(rng: Rng, kind: str = "", op: str = "attention", **attrs: Any) -> 
     sequences = _Sequences.make(rng, lengths)
     seqs, slots = sequences.rows()
     qkv = floats(rng, len(seqs), (heads + 2 * groups) * size)
-    arrays = [qkv, sequences.pool(rng, kind, groups, size), seqs, slots, sequences.indptr, sequences.ids]
+    pool, holes = sequences.pool(rng, kind, groups, size), sequences.holes(rng)
+    arrays = [qkv, pool, seqs, slots, holes, sequences.indptr, sequences.ids]
     if op == "attention_with_sinks":  # some that outweigh every token, some that weigh next to nothing
         arrays.append(floats(rng, heads) * np.float32(rng.choice([1, 5, 100])))
     if op == "attention_by_distance":  # also distances that end inside a page, and far from where tokens are
         arrays.append(floats(rng, heads, 2 * int(rng.choice([1, 7, 16, 100])) + 1))
-    return Case(op, arrays, attrs, (0, 1, 2, 3, 4, 5))
+    return Case(op, arrays, attrs, (0, 1, 2, 3, 4, 5, 6))
 
 
 def cross_attention(rng: Rng, kind: str = "") -> Case:
@@ -100,14 +111,31 @@ def cross_attention(rng: Rng, kind: str = "") -> Case:
 def store_kv(rng: Rng, kind: str = "") -> Case:
     """Rows of several sequences over pages that hold something already."""
     case = attention(rng, kind)
-    rows, *places = case.arrays
+    rows, kv, seqs, slots, _, indptr, ids = case.arrays
     attrs = {name: case.attrs[name] for name in OPS["store_kv"].attrs}
     width = 2 * attrs["kv_heads"] * attrs["head_dim"]
-    return Case("store_kv", [rows[:, -width:].copy(), *places], attrs, (0, 1, 2, 3, 4, 5))
+    return Case("store_kv", [rows[:, -width:].copy(), kv, seqs, slots, indptr, ids], attrs, (0, 1, 2, 3, 4, 5))
+
+
+def turning(rng: Rng, kind: str = "", op: str = "load_keys", size: int = 0) -> Case:
+    """Some pages, each to itself or to one that is not read."""
+    kind, size, groups = kind or str(rng.choice(list(KINDS))), size or int(rng.choice(SIZES)), int(rng.integers(1, 4))
+    sequences = _Sequences.make(rng, [(16 * int(rng.integers(1, 5)), 0)])
+    kv = sequences.pool(rng, kind, groups, size)
+    count = len(sequences.ids)
+    spare = np.setdiff1d(np.arange(len(kv)), sequences.ids)[: int(rng.integers(0, 3))]
+    to_ids = np.concatenate([spare, sequences.ids[len(spare) :]])[:count].astype(np.int32)
+    sizes = {"kv_heads": groups, "head_dim": size, "kv_dtype": kind}
+    if op == "load_keys":
+        return Case(op, [kv, sequences.ids], sizes, (0, 1))
+    if op == "copy_pages":
+        return Case(op, [kv, sequences.ids, to_ids], {"kv_dtype": kind}, (0, 1, 2))
+    return Case(op, [floats(rng, 16 * count, groups * size), kv, sequences.ids, to_ids], sizes, (0, 1, 2, 3))
 
 
 ATTENTION_CASES: dict[str, Callable[..., Case]] = {
     **{name: partial(attention, op=name) for name in ("attention", "attention_with_sinks", "attention_by_distance")},
     "cross_attention": cross_attention,
     "store_kv": store_kv,
+    **{name: partial(turning, op=name) for name in ("load_keys", "store_keys", "copy_pages")},
 }

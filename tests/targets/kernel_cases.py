@@ -61,11 +61,12 @@ def _row_case(
 
 
 def _rope(rng: Rng) -> Case:
-    """All of each head rotated, or its first numbers, also of heads of an odd size."""
+    """All of each head rotated, or its first numbers, or some in the middle, also of heads of an odd size."""
     heads, turned, rows = int(rng.integers(1, 6)), 2 * int(rng.integers(1, 50)), ROWS[-1]
-    size = turned + int(rng.choice([0, 0, 1, 2, 16, 31, 48]))
+    first = int(rng.choice([0, 0, 3, 32]))
+    size = first + turned + int(rng.choice([0, 0, 1, 2, 16, 31, 48]))
     attrs = {
-        "rotated_heads": int(rng.integers(0, heads + 1)), "head_dim": size,
+        "rotated_heads": int(rng.integers(0, heads + 1)), "head_dim": size, "first": first,
         "layout": str(rng.choice(["half", "interleaved"])),
     }  # fmt: skip
     return Case("rope", [floats(rng, rows, heads * size), floats(rng, rows, turned)], attrs, (0, 1))
@@ -112,6 +113,15 @@ def _grow_queries(rng: Rng) -> Case:
 def _take_rows(rng: Rng) -> Case:
     rows, picked = 9, rng.integers(0, 9, int(rng.choice(ROWS))).astype(np.int32)
     return Case("take_rows", [floats(rng, rows, _width(rng)), picked], {}, (0, 1))
+
+
+def _top(rng: Rng) -> Case:
+    """Rows with many equal numbers, in any order, narrower than what is asked for and much wider."""
+    x = floats(rng, ROWS[-1], int(rng.choice([1, 40, 64, 65, 130, 5000])))
+    x[::3] = x[::3].round(int(rng.integers(0, 3)))
+    x[1::5] = np.sort(x[1::5])
+    x[2::7] = 3
+    return Case("top", [4 * x], {}, (0,))
 
 
 def packed(rng: Rng, name: str, rows: int, columns: int) -> np.ndarray:
@@ -205,6 +215,7 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     ),
     "qk_norm": qk_norm,
     "argmax": _row_case("argmax", lambda r, m, c: ([floats(r, m, c).round(1)], {}, (0,))),
+    "top": _top,
     "round_rows": _row_case("round_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "rope": _rope,

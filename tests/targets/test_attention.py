@@ -11,7 +11,7 @@ import pytest
 from llmc.compiler.kv_pages import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import ATTENTION_CASES, SIZES, attention
+from attention_cases import ATTENTION_CASES, SIZES, attention, turning
 from kernel_cases import run
 from test_kernels import VARIANTS, WIDTHS
 
@@ -32,6 +32,8 @@ def test_heads_of_every_size(kind: str, size: int) -> None:
     """Sizes that fill registers, groups of codes and blocks of the rotation, and such that do not."""
     rng = np.random.default_rng([size, *map(ord, kind)])
     run(attention(rng, kind, heads=1, kv_heads=1, head_dim=size), VARIANTS["native"])
+    for op in ("load_keys", "store_keys"):
+        run(turning(rng, kind, op, size), VARIANTS["native"])
 
 
 @pytest.mark.parametrize("kind", ["bf16", "q8", "q4"])

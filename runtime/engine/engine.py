@@ -1,0 +1,366 @@
+"""The engine: queries in, results out, many at once through one compiled step.
+
+Who has the turn (turns.py) runs a step, and nobody else touches queries, sequences or pages: others leave a wish in
+the inbox, whose reading begins every turn. A step is planned (scheduler.py), run (step.py), and its effects are made
+in one place (advance.py). Locks are taken in this order: the turn, the runner's lock, the pool's lock.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from llmc.runtime.cache.prefix_tree import PrefixTree
+from llmc.runtime.decoding.chooser import Choice
+from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.advance import advance, say
+from llmc.runtime.engine.intake import Intake
+from llmc.runtime.engine.layered import LayeredScheduler
+from llmc.runtime.engine.policies import POLICIES
+from llmc.runtime.engine.query import Query
+from llmc.runtime.engine.results import Stats, StepResult
+from llmc.runtime.engine.room import Room
+from llmc.runtime.engine.scheduler import Plan, Scheduler
+from llmc.runtime.engine.step import Stepper
+from llmc.runtime.engine.streams import AsyncTextStream, Results, TextStream
+from llmc.runtime.engine.turns import Turns
+from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.runner import Ids, Runner
+from llmc.runtime.text.tokenizer import Tokenizer
+
+_PREEMPTIONS = ("recompute", "swap")
+_PREFILLS = {"chunked": Scheduler, "layered": LayeredScheduler}
+
+
+class Engine:
+    """Runs queries together: whatever a step has room for goes into it. Safe to use from several threads.
+
+    A query never waits for another one to end, only for pages of the cache. There is no thread behind it: whoever
+    wants a result (`infer`, `follow`, `stream`, `astream`) runs the next step, for all queries, or waits for the one
+    that someone else is running.
+    """
+
+    def __init__(
+        self, runner: Runner, tokenizer: Tokenizer, eos: frozenset[int] = frozenset(), *,
+        lead: tuple[int, ...] = (), suppressed: tuple[int, ...] = (), policy: str = "fcfs",
+        preemption: str = "recompute", most_running: int = 256, keep_prefixes: bool = True,
+        prefill: str = "chunked",
+    ) -> None:  # fmt: skip
+        """An engine over a runner, which nothing else may feed with sequences of the engine.
+
+        eos: tokens that end an answer. lead: in a model with an encoder, what an answer begins with unless the query
+        says otherwise. suppressed: ids that are never chosen. policy: who goes first, "fcfs", "priority" or "fair".
+        preemption: how a query gives its pages up when they are short, "recompute" or "swap". most_running: queries
+        that run at most. keep_prefixes: keep the pages of what was read for queries that begin alike. prefill: how long
+        prompts are read beside answers, "chunked": some tokens a step, "layered": some layers a step, of an artifact
+        that was compiled so.
+        """
+        if policy not in POLICIES:
+            raise RequestError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
+        if preemption not in _PREEMPTIONS:
+            raise RequestError(f"preemption: got {preemption!r}, wanted one of {', '.join(_PREEMPTIONS)}")
+        if prefill not in _PREFILLS:
+            raise RequestError(f"prefill: got {prefill!r}, wanted one of {', '.join(_PREFILLS)}")
+        if prefill == "layered" and runner.parts is None:
+            raise RequestError("prefill: layered wants an artifact whose layers were compiled in groups too: compile "
+                               "the model again with --layer-groups")  # fmt: skip
+        if most_running < 1:
+            raise RequestError(f"most_running: got {most_running}, wanted at least 1")
+        self.runner = runner
+        self.tree = PrefixTree(runner.pool) if keep_prefixes else None
+        self._tokenizer = tokenizer
+        self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
+        self._policy = POLICIES[policy]()
+        self._room = Room(runner, self.tree, preemption == "swap")
+        self._scheduler = _PREFILLS[prefill](self._room, self._policy, runner.prefill_chunk, most_running)
+        self._stepper = Stepper(runner, self._scheduler, self._fail)
+        self._turns = Turns()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._ids = itertools.count(1)
+        self._queries: dict[int, Query] = {}
+        self._fresh: dict[int, Query] = {}  # queries that nobody follows, with results for `infer`
+        self._tokens = 0
+        self._idle_at = -1  # wishes there had been when a step found nothing to do
+        self._beside: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def add_query(
+        self, prompt: str | Ids, options: Options | None = None, *, priority: int = 0, user: str = "",
+        salt: str = "", source: Ids | None = None, choose: str = "engine",
+    ) -> int:  # fmt: skip
+        """Ask for a continuation of `prompt`; its id. Nothing is computed yet.
+
+        priority: higher goes first under that policy. user: whose it is, under "fair". salt: prefixes are shared only
+        between queries of the same salt. source: in a model with an encoder, the text that is answered to; without it
+        the prompt is that text. choose: "caller" if tokens come through `commit`. Raises RequestError for a query that
+        can never be served: too long, bad token ids, wishes that contradict each other.
+        """
+        wishes = options or Options()
+        return self._add(self._intake.query(next(self._ids), prompt, wishes, source, choose, priority, user, salt))
+
+    def add_text(self, ids: Ids) -> int:
+        """Ask for an encoder's outputs of a whole text; its id. RequestError if it is longer than the model reads."""
+        return self._add(self._intake.text(next(self._ids), ids))
+
+    def infer(self) -> list[StepResult]:
+        """Run one step; what queries that nobody follows got, since the last call if others have run steps between.
+
+        Empty when a step told nothing, as one that read a part of a prompt, and when there was nothing to do: no query,
+        or only such as wait for `commit`. `query_count` tells the two apart.
+        """
+        self._turns.take()
+        try:
+            self._drive()
+        finally:
+            self._give_turn()
+        results = []
+        for id_ in list(self._fresh):
+            query = self._fresh.pop(id_, None)
+            while query is not None and not query.followed and query.outbox:
+                results.append(query.outbox.popleft())
+        return results
+
+    def commit(self, chosen: Mapping[int, tuple[int, bool]]) -> None:
+        """Query -> (its next token, whether it ends with it), of queries whose caller chooses.
+
+        Raises RequestError, and takes none of them, where a query does not wait for a token or a token is none. Until
+        it is called, their rows stay as they are and other queries go on.
+        """
+        choices: list[tuple[Query, Choice, bool]] = []
+        for id_, (token, ends) in chosen.items():
+            query = self._queries.get(id_)
+            if query is None or not query.awaits_commit:
+                raise RequestError(f"query {id_}: it does not wait for a token")
+            (answer,) = query.going
+            assert answer.chooser is not None
+            assert answer.row is not None
+            choices.append((query, answer.chooser.of(answer.row, token), ends))
+        for query, choice, ends in choices:
+            query.awaits_commit = False
+            self._wish(lambda query=query, choice=choice, ends=ends: self._commit(query, choice, ends))  # type: ignore[misc]
+
+    def cancel(self, query: int) -> None:
+        """End a query: its pages go back before the next step at the latest. No effect on one that has ended."""
+        found = self._queries.get(query)
+        if found is not None:
+            self._wish(lambda: self._cancel(found))
+
+    def follow(self, queries: Iterable[int]) -> Results:
+        """Results of these queries until all have ended, running steps where nobody else does.
+
+        Closing or dropping the iterator cancels what has not ended.
+        """
+        return Results(self, [self._followed(query) for query in queries])
+
+    def stream(self, query: int) -> TextStream:
+        """Text of one query as it comes; then `.result`. Raises what ended it, if it failed.
+
+        Closing or dropping it early cancels the query.
+        """
+        return TextStream(self, self._followed(query))
+
+    def astream(self, query: int) -> AsyncTextStream:
+        """`stream` for asyncio: steps run in a thread beside the event loop. Cancelling the task cancels the query."""
+        return AsyncTextStream(self, self._followed(query))
+
+    @property
+    def query_count(self) -> int:
+        """Queries that have not ended, or whose end `infer` has not told yet."""
+        return len(self._queries) + sum(query not in self._queries for query in list(self._fresh))
+
+    @property
+    def stats(self) -> Stats:
+        """How it stands."""
+        pool, scheduler = self.runner.pool, self._scheduler
+        return Stats(
+            running=len(scheduler.running), waiting=len(self._queries) - len(scheduler.running), pages=pool.num_pages,
+            pages_free=pool.free_pages, pages_kept=0 if self.tree is None else self.tree.kept_pages,
+            steps=self._stepper.steps, rows=self._stepper.rows, tokens=self._tokens, hit_tokens=self._room.hits,
+            preempted=scheduler.preempted,
+        )  # fmt: skip
+
+    def forget_prefixes(self) -> None:
+        """Give back the pages that only the prefix tree holds."""
+        if self.tree is not None:
+            self.tree.clear()
+
+    def close(self) -> None:
+        """End all queries."""
+        for query in list(self._queries):
+            self.cancel(query)
+        if self._beside is not None:
+            self._beside.shutdown()
+            self._beside = None
+
+    def wait_for(self, queries: list[Query]) -> None:
+        """Run a step, or wait until someone else's has ended, until one of these queries has something to tell."""
+
+        def told() -> bool:
+            return any(query.outbox or query.state == "ended" for query in queries)
+
+        while not told():
+            calls = self._turns.calls
+            if not self._turns.take(told):
+                return
+            try:
+                worked = self._drive()
+            finally:
+                self._give_turn()
+            if not worked:
+                self._turns.wait(told, calls)
+
+    async def sleep_for(self, queries: list[Query]) -> None:
+        """`wait_for` in an event loop; it may return early."""
+        sleeper, busy = self._turns.sleeper()
+        if any(query.outbox or query.state == "ended" for query in queries):
+            return
+        if not busy and self._idle_at != self._turns.calls:
+            self._beside = self._beside or concurrent.futures.ThreadPoolExecutor(1, "llmc-engine")
+            self._beside.submit(self._try_drive)
+        await sleeper
+
+    def _try_drive(self) -> None:
+        """Run a step unless someone else does."""
+        if self._turns.try_take():
+            try:
+                self._drive()
+            finally:
+                self._give_turn()
+
+    def _add(self, query: Query) -> int:
+        self._queries[query.id] = query
+        self._inbox.append(lambda: self._scheduler.add(query))
+        self._turns.wake()
+        return query.id
+
+    def _followed(self, id_: int) -> Query:
+        query = self._queries.get(id_) or self._fresh.get(id_)
+        if query is None:
+            raise RequestError(f"query {id_}: there is none, or it has ended and was told about")
+        query.followed = True
+        self._fresh.pop(id_, None)
+        return query
+
+    def _wish(self, wish: Callable[[], None]) -> None:
+        """Have something done by who has the turn; at once if nobody has it.
+
+        It may be called by a stream that is garbage collected anywhere, so it waits for nothing.
+        """
+        self._inbox.append(wish)
+        if self._turns.try_take():
+            self._give_turn()
+        self._turns.wake()
+
+    def _give_turn(self) -> None:
+        """Do what was wished for meanwhile, and end the turn: what comes after that sees that it is nobody's."""
+        while True:
+            try:
+                self._read_inbox()
+            finally:
+                self._turns.give()
+            if not self._inbox or not self._turns.try_take():
+                return
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _drive(self) -> bool:
+        """Run a step; whether there was one. Only who has the turn calls it."""
+        calls = self._turns.calls
+        self._read_inbox()
+        try:
+            plan = self._scheduler.plan()
+            for query, error in plan.failed.items():
+                self._fail(query, error)
+            if plan.queries:
+                self._run(plan)
+            elif not plan.failed:
+                self._idle_at = calls
+                return False
+        except Exception as error:  # a fault of the engine itself must leave nobody waiting
+            for query in list(self._queries.values()):
+                self._fail(query, error)
+        return True
+
+    def _run(self, plan: Plan) -> None:
+        try:
+            self._stepper.run(plan)
+            for query in plan.queries:
+                if query.state == "running":
+                    self._advance(plan, query)
+        except BaseException:
+            self._recover(plan)
+            raise
+
+    def _advance(self, plan: Plan, query: Query) -> None:
+        """Make the effects of a step on one query."""
+        try:
+            results = advance(query, self._room, self._tokenizer.stream)
+        except Exception as error:  # the choice of a token may fail; others have nothing to do with it
+            self._fail(query, error)
+            return
+        said = sum(result.choice is not None for result in results)
+        fed = [portion.rows for portion in plan.portions if portion.query is query and portion.arrives]
+        read = sum(rows for rows in fed if rows > 1)
+        self._policy.charge(query, read, said)
+        if read:
+            self._room.keep(query)
+        self._tell(query, results)
+
+    def _commit(self, query: Query, choice: Choice, ends: bool) -> None:
+        if query.state != "ended":
+            (answer,) = query.going
+            self._tell(query, [say(query, answer, choice, ends, self._room)])
+
+    def _fail(self, query: Query, error: Exception) -> None:
+        """End a query that cannot go on."""
+        if query.state != "ended":
+            query.error = error if isinstance(error, LlmcError) else _failure(error)
+            self._end(query, "error", StepResult(query.id, error=str(query.error)))
+
+    def _cancel(self, query: Query) -> None:
+        if query.state != "ended":
+            self._end(query, "cancelled", StepResult(query.id) if query.followed else None)
+
+    def _tell(self, query: Query, results: list[StepResult]) -> None:
+        """Hand results out; with its last answer a query ends."""
+        self._tokens += sum(result.choice is not None for result in results)
+        ended = results and not query.going
+        for result in results[:-1] if ended else results:
+            self._deliver(query, result)
+        if ended:
+            self._end(query, "", results[-1])
+
+    def _end(self, query: Query, reason: str, last: StepResult | None) -> None:
+        """End a query, for this reason where its answers have none of their own, and tell it with a last result."""
+        for answer in query.going:
+            answer.pieces.append(answer.finish(reason))
+        self._room.drop(query)
+        self._scheduler.remove(query)
+        query.state = "ended"
+        if last is not None:
+            self._deliver(query, replace(last, done=query.result()))
+        self._queries.pop(query.id, None)
+
+    def _deliver(self, query: Query, result: StepResult) -> None:
+        query.outbox.append(result)
+        if not query.followed:
+            self._fresh[query.id] = query
+
+    def _recover(self, plan: Plan) -> None:
+        """After Ctrl-C within a step: what it was about is read again, or ends if a token was half said."""
+        for query in plan.queries:
+            if query.torn:
+                self._fail(query, LlmcError("it was interrupted in the middle of a token"))
+            elif query.state == "running":
+                self._scheduler.send_back(query)
+
+
+def _failure(error: Exception) -> LlmcError:
+    """What to tell of an error that is nobody's request, with the error as its cause."""
+    failure = LlmcError(f"the step failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    failure.__cause__ = error
+    return failure

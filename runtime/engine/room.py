@@ -1,0 +1,123 @@
+"""Pages for queries: lets them in, takes their pages away for a while, keeps what they have read."""
+
+from __future__ import annotations
+
+import time
+
+from llmc.runtime.cache.pages import Sequence
+from llmc.runtime.cache.prefix_tree import PrefixTree
+from llmc.runtime.cache.swap import put_back, swap_out
+from llmc.runtime.engine.query import Answer, Query
+from llmc.runtime.runner import Runner
+
+
+class Room:
+    """Who holds pages. A query holds some while it runs, and none when it waits or has ended.
+
+    tree: what keeps pages for texts that begin alike, if anything does. swaps: pages that are taken away go to the
+    host's memory where one answer holds them; else they are dropped, and what was read and said is read again. Either
+    way the query goes on as if nothing had been.
+    """
+
+    def __init__(self, runner: Runner, tree: PrefixTree | None, swaps: bool) -> None:
+        self.runner = runner
+        self.pool = runner.pool
+        self.tree = tree
+        self.swaps = swaps
+        self.hits = 0
+
+    def let_in(self, query: Query, running: list[Query]) -> bool:
+        """Give a waiting query its sequences if it has room beside `running`; whether it has. It runs then.
+
+        With nobody beside it, it has room. Raises CacheFull where it has not, for pages that are not the engine's.
+        """
+        if not self._begin(query, running):
+            query.waited = True
+            return False
+        if query.waited and not query.read_time:
+            query.start = time.perf_counter()
+        query.state = "running"
+        return True
+
+    def put_out(self, query: Query) -> None:
+        """Take the pages of a running query away; it waits then."""
+        if self.swaps and len(query.speaking) == 1 and not query.unborn and not query.whole:
+            self._swap_out(query)
+        else:
+            self.keep(query)
+            self.drop(query)
+
+    def drop(self, query: Query) -> None:
+        """Take all pages back; what was in them has to be read again."""
+        for sequence in query.sequences:
+            self.pool.release(sequence)
+        query.source, query.source_read = None, False
+        query.unborn, query.copies = [], []
+        for answer in query.answers:
+            answer.sequence, answer.todo, answer.slid, answer.passage = None, [], False, None
+
+    def end(self, answer: Answer) -> None:
+        """Take the pages of an answer back that has ended."""
+        if answer.sequence is not None:
+            self.pool.release(answer.sequence)
+        answer.sequence, answer.todo, answer.row, answer.passage = None, [], None, None
+
+    def keep(self, query: Query) -> None:
+        """Keep the pages of what a query has read so far, for others that begin alike."""
+        if self.tree is None or query.whole or query.source_ids is not None:
+            return
+        for answer in query.speaking:
+            assert answer.sequence is not None
+            if not answer.slid:
+                self.tree.insert(answer.sequence, query.reads(answer), query.salt)
+
+    def _begin(self, query: Query, running: list[Query]) -> bool:
+        """Its sequences, with what the cache still has of them, and what is left to feed; False if they do not fit."""
+        if query.copies:
+            if running and not self._fits(running, sum(copy.pages + 1 for _, copy in query.copies)):
+                return False
+            self._swap_in(query)
+            return True
+        first, *others = query.going
+        ids = query.first_reads()
+        if query.source_ids is not None:
+            query.source = self.runner.new_sequence()
+        first.sequence = self._match(query, first, ids)
+        first.todo = ids[first.sequence.length :]
+        query.unborn = others
+        if running and not self._fits(running, query.pages_missing()):
+            self.drop(query)
+            return False
+        self.hits += first.sequence.length
+        query.hits = query.hits if query.read_time else first.sequence.length
+        return True
+
+    def _match(self, query: Query, first: Answer, ids: list[int]) -> Sequence:
+        if self.tree is None or query.whole or query.source_ids is not None:
+            return self.runner.new_sequence(query.source)
+        most = len(ids) if first.window is None else first.window.size
+        return self.tree.match(ids[:most], query.salt)
+
+    def _fits(self, running: list[Query], wanted: int) -> bool:
+        """Whether the free pages, and those the tree can do without, last for what all of them are yet to be fed.
+
+        One page more for each answer: that is how far they get before the next has to be found.
+        """
+        kept = 0 if self.tree is None else self.tree.kept_pages
+        promised = sum(other.pages_missing() + len(other.speaking) for other in running)
+        return wanted + promised <= self.pool.free_pages + kept
+
+    def _swap_out(self, query: Query) -> None:
+        query.copies = [(sequence, swap_out(self.pool, sequence)) for sequence in query.sequences]
+        for answer in query.answers:
+            answer.passage = None  # what it left in pages behind the sequence's end is not in the copy
+
+    def _swap_in(self, query: Query) -> None:
+        try:
+            for sequence, copy in query.copies:
+                put_back(self.pool, sequence, copy)
+        except BaseException:
+            for sequence, _ in query.copies:
+                self.pool.release(sequence)
+            raise
+        query.copies = []

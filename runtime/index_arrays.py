@@ -1,0 +1,74 @@
+"""The index arrays of a compiled step, for all its sequences at once: int32, each at a multiple of 64 bytes.
+
+runner.py says what they are. A step of many sequences feeds most of them one token, so no array is filled by sequence.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.cache.pages import Sequence, pages_for
+
+I32 = NDArray[np.int32]
+
+_ALIGN_INTS = 16  # 64 bytes
+
+
+def index_arrays(sequences: SequenceOf[Sequence], ids: SequenceOf[I32], wanted: SequenceOf[int]) -> list[I32]:
+    """Arrays of a step that feeds `ids` to `sequences`, the last `wanted` rows of each having logits.
+
+    The compiled step wants R >= 1, so row 0 stands in for none.
+    """
+    counts = [len(new) for new in ids]
+    before = [0, *accumulate(counts)]  # rows before each sequence, and all
+    pages = [pages_for(sequence.length + count) for sequence, count in zip(sequences, counts, strict=True)]
+    indptr = [0, *accumulate(pages)]
+    rows, logits = before[-1], sum(wanted)
+    listed = [indptr[-1]] * len(sequences[0].tables)
+    arrays = aligned([rows, rows, rows, rows, 2 * len(counts), len(indptr), *listed, max(1, logits)])
+    tokens, positions, seqs, slots, holes, page_indptr, *page_ids, logit_rows = arrays
+    np.concatenate(ids, out=tokens)
+    seqs[:] = np.repeat(np.arange(len(counts)), counts)
+    row = np.arange(rows)
+    slots[:] = row + np.array([s.length - first for s, first in zip(sequences, before, strict=False)])[seqs]
+    positions[:] = row + np.array([s.position - first for s, first in zip(sequences, before, strict=False)])[seqs]
+    holes[:] = [slot for sequence in sequences for slot in sequence.hole]
+    page_indptr[:] = indptr
+    for group, ids_of_group in enumerate(page_ids):
+        joined = _joined([sequence.tables[group] for sequence in sequences], pages)
+        np.maximum(joined, 0, out=ids_of_group)  # NO_PAGE is never read, but it has to be a page
+    logit_rows[:] = [at for end, count in zip(before[1:], wanted, strict=True) for at in range(end - count, end)] or 0
+    return [tokens, positions, seqs, slots, holes.reshape(-1, 2), page_indptr, *page_ids, logit_rows]
+
+
+def source_arrays(sources: SequenceOf[Sequence]) -> list[I32]:
+    """The three arrays of what each sequence answers to. A source that several sequences share is listed for each."""
+    counts = [pages_for(source.length) for source in sources]
+    arrays = aligned([len(sources), len(sources) + 1, sum(counts)])
+    source_lengths, source_indptr, source_ids = arrays
+    source_lengths[:] = [source.length for source in sources]
+    source_indptr[:] = [0, *accumulate(counts)]
+    source_ids[:] = _joined([source.pages for source in sources], counts)
+    return arrays
+
+
+def aligned(lengths: list[int]) -> list[I32]:
+    """Uninitialised int32 arrays of these lengths, each starting at a multiple of 64 bytes."""
+    starts, at = [], 0
+    for length in lengths:
+        starts.append(at)
+        at += -(-length // _ALIGN_INTS) * _ALIGN_INTS
+    memory = np.empty(at + _ALIGN_INTS, np.int32)
+    shift = (-memory.ctypes.data % (4 * _ALIGN_INTS)) // 4
+    return [memory[shift + start : shift + start + n] for start, n in zip(starts, lengths, strict=True)]
+
+
+def _joined(tables: SequenceOf[array[int]], counts: SequenceOf[int]) -> I32:
+    """The first `counts` entries of each table, one after another."""
+    parts = [table[:count].tobytes() for table, count in zip(tables, counts, strict=True)]
+    return np.frombuffer(b"".join(parts), np.int32)

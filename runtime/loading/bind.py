@@ -1,0 +1,57 @@
+"""The compiled functions of an artifact as a Runner calls them: of arrays, with cache, weights and threads bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.loading import library
+from llmc.runtime.loading.artifact import Artifact
+from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.loading.weights import ALIGN
+from llmc.runtime.parts import Parts
+from llmc.runtime.runner import Step
+
+# Function -> how many of its results are looked at; what follows only had to happen. Others give one array.
+_RESULTS = {"step": 4, "encode": 2, "turn": 0, "head": 4}
+_WITHOUT_CACHE = ("embed", "head")
+
+
+def bind(
+    artifact: Artifact[Manifest], pages: list[NDArray[Any]], weights: list[NDArray[Any]], threads: int
+) -> dict[str, Step]:
+    """Name -> function, of index arrays alone, for all functions of the artifact; `pages`: of each layer of the cache.
+
+    Raises ArtifactError when its library cannot be loaded.
+    """
+    library.set_most_threads(threads)
+    ffi = library.import_ffi()
+    names = artifact.manifest.functions
+    functions = library.load_functions(artifact, names)
+
+    def tensors(arrays: list[NDArray[Any]]) -> Any:
+        return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
+
+    cache, stored = tensors(pages), tensors(weights)
+
+    def call(name: str, function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
+        library.use_threads(threads)
+        bound = (stored,) if name in _WITHOUT_CACHE else (cache, stored)
+        found = function(*map(ffi.from_dlpack, arrays), *bound)
+        if name not in _RESULTS:
+            return np.from_dlpack(found)
+        return [np.asarray(np.from_dlpack(array)) for array in found[: _RESULTS[name]]]
+
+    return {name: partial(call, name, each) for name, each in zip(names, functions, strict=True)}
+
+
+def parts_of(manifest: Manifest, functions: dict[str, Step]) -> Parts | None:
+    """The step in parts, where it was compiled so."""
+    if not manifest.parts:
+        return None
+    parts = tuple(functions[f"part_{number}"] for number in range(len(manifest.parts)))
+    return Parts(functions["embed"], parts, functions["head"])

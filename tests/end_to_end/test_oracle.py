@@ -1,0 +1,55 @@
+"""The oracle on compiled models: schedules as tests/runtime/test_oracle.py has them, every token as it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import llmc
+from llmc.compiler.driver import compile_model
+from llmc.runtime import Engine, Model
+
+SCHEDULES = 20
+_WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+# What is particular -> model_type, its config, format of weights, format of pages.
+MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "f32": ("llama", {}, "f32", "f32"),
+    "q4, windows in one layer": ("gemma3_text", _WINDOWS, "q4", "q8"),
+}
+
+
+@pytest.fixture(scope="module")
+def schedules(script: Callable[[str], ModuleType]) -> ModuleType:
+    """The module schedules.py."""
+    return script("tests/runtime/schedules.py")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def artifact(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path_factory: Any) -> str:
+    """The artifact of one of MODELS."""
+    model_type, config, quant, kv = MODELS[request.param]
+    target = tmp_path_factory.mktemp("oracle") / "tiny.llmc"
+    return str(compile_model(tiny_model(model_type, **config), target, quant=quant, kv=kv, layer_groups=2).path)
+
+
+def engine_of(model: Model, schedules: ModuleType, **settings: Any) -> Engine:
+    return Engine(model.runner, model.engine._tokenizer, schedules.EOS, **settings)
+
+
+def test_a_query_says_what_it_says_alone(artifact: str, schedules: ModuleType) -> None:
+    preempted = finished = 0
+    for number in range(SCHEDULES):
+        with llmc.load(artifact, threads=1, cache_tokens=16 * 16, deterministic=True) as model:
+            schedule = replace(schedules.draw(number, model.runner.endless), pages=16)
+            model.runner.prefill_chunk = schedule.chunk
+            preempted += schedules.play(schedule, engine_of(model, schedules, **schedule.settings))
+            model.runner.prefill_chunk = 512
+            alone = engine_of(model, schedules, keep_prefixes=False)
+            finished += schedules.compare(schedule, alone, f"schedule {number}")
+    assert finished > 3 * SCHEDULES
+    assert preempted > SCHEDULES

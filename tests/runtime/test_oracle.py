@@ -1,0 +1,35 @@
+"""The oracle: whatever else is in the engine, and whatever happens to it, a query says what it says alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from llmc.runtime.engine.engine import Engine
+
+SCHEDULES = 200
+_TOGETHER = 10
+
+
+@pytest.fixture(scope="session")
+def schedules(script: Callable[[str], ModuleType]) -> ModuleType:
+    """The module schedules.py."""
+    return script("tests/runtime/schedules.py")
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, _TOGETHER))
+def test_a_query_says_what_it_says_alone(make_engine: Callable[..., Engine], schedules: ModuleType, first: int) -> None:
+    """200 schedules over a model in NumPy; tests/end_to_end/test_oracle.py has compiled ones."""
+    preempted = finished = 0
+    for number in range(first, first + _TOGETHER):
+        schedule = schedules.draw(number, ("reevaluate",))
+        engine = make_engine(eos=schedules.EOS, settings=schedule.settings, pages=schedule.pages, chunk=schedule.chunk)
+        engine.runner.endless = ("reevaluate",)
+        preempted += schedules.play(schedule, engine)
+        alone = make_engine(eos=schedules.EOS, settings={"keep_prefixes": False}, pages=schedule.pages)
+        alone.runner.endless = ("reevaluate",)
+        finished += schedules.compare(schedule, alone, f"schedule {number}")
+    assert finished > 2 * _TOGETHER
+    assert preempted > _TOGETHER // 2

@@ -1,0 +1,1 @@
+../../../compiler/llmc/decoding_options.py
