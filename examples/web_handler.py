@@ -85,7 +85,7 @@ class Handler:
             raise Refused(HTTPStatus.BAD_REQUEST, "wanted JSON") from error
         if not isinstance(wish, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, 'wanted {"messages": [...]}')
-        gone = asyncio.ensure_future(reader.read(1))  # ends when the client hangs up
+        gone = asyncio.ensure_future(_end(reader))
         begun = False
         events = answer(self._model, wish)
         try:
@@ -115,6 +115,12 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     if not 0 <= size <= MOST_BYTES:
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MOST_BYTES} bytes")
     return method, path, await reader.readexactly(size)
+
+
+async def _end(reader: asyncio.StreamReader) -> None:
+    """Return when the client hangs up."""
+    while await reader.read(4096):
+        pass
 
 
 def _head(status: HTTPStatus, kind: str) -> bytes:

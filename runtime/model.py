@@ -34,6 +34,7 @@ Prompt = str | SequenceOf[int]
 Message = Mapping[str, str]
 
 _MAX_THREADS = 1024
+_ENDLESS_TOKENS = 2**24  # of a prompt for a text without end: what is longer is taken for a mistake
 _CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
 
 
@@ -104,7 +105,7 @@ class Model:
         self._runner: Runner | None = runner
         self._template = template
         self._tokenizer = tokenizer
-        self._engine = Engine(
+        self._engine: Engine | None = Engine(
             runner, tokenizer, manifest.eos, lead=_lead(manifest), suppressed=manifest.suppressed, **engine
         )
 
@@ -118,7 +119,7 @@ class Model:
     @property
     def engine(self) -> Engine:
         """What runs queries: add some, and take what each step says of them. Raises RequestError after `close`."""
-        if self._runner is None:
+        if self._engine is None:
             raise RequestError("the model is closed")
         return self._engine
 
@@ -133,7 +134,8 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Any) -> TextStream:
         """`generate`, piece by piece: iterate for text, then read `.result`."""
-        return self.engine.stream(self._add(self._prompt_ids(prompt), Options.of(options)))
+        wishes = Options.of(options)
+        return self.engine.stream(self._add(self._prompt_ids(prompt, wishes.endless), wishes))
 
     def chat(self, messages: SequenceOf[Message], **options: Any) -> Generation:
         """The assistant's answer to a conversation of {"role": ..., "content": ...}."""
@@ -141,11 +143,13 @@ class Model:
 
     def chat_stream(self, messages: SequenceOf[Message], **options: Any) -> TextStream:
         """`chat`, piece by piece."""
-        return self.engine.stream(self._add(self.chat_prompt(messages), Options.of(options)))
+        wishes = Options.of(options)
+        return self.engine.stream(self._add(self.chat_prompt(messages, wishes.endless), wishes))
 
     def add(self, prompt: Prompt, options: Options | None = None) -> int:
         """Have the `engine` continue a prompt; the query's id."""
-        return self._add(self._prompt_ids(prompt), options or Options())
+        wishes = options or Options()
+        return self._add(self._prompt_ids(prompt, wishes.endless), wishes)
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
@@ -160,7 +164,7 @@ class Model:
         if seeds is not None and len(seeds) != len(prompts):
             raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
         each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
-        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        ids = [self._prompt_ids(prompt, common.endless) for prompt in prompts]
         done = {part.index: part.done for part in self._parts(ids, each)}  # the last part of each has it
         return [whole for index in range(len(prompts)) if (whole := done[index]) is not None]
 
@@ -179,12 +183,12 @@ class Model:
         """
         return load_prefix(self.engine, path, self._facts, salt)
 
-    def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
-        """Token ids of a conversation as the model's chat template writes it."""
+    def chat_prompt(self, messages: SequenceOf[Message], endless: str = "") -> list[int]:
+        """Token ids of a conversation as the model's chat template writes it; with `endless` of one of any length."""
         if self._template is None:
             raise RequestError(f"{self.name} has no chat template; use generate with a plain prompt")
         marked = render_chat(self._template, messages, self._facts.special, self._tokenizer.mark)
-        return self._prompt_ids(self._tokenizer.encode_chat(marked, self._facts.context))
+        return self._prompt_ids(self._tokenizer.encode_chat(marked, self._longest(endless)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's first token where it wants one."""
@@ -259,8 +263,9 @@ class Model:
 
     def close(self) -> None:
         """End all queries, and give weights, cache and library back; the model cannot be used afterwards."""
-        self._engine.close()
-        self._runner = None
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._runner = None
 
     def __enter__(self) -> Model:
         return self
@@ -293,29 +298,33 @@ class Model:
         self, prompts: list[list[int]], options: list[Options], way: Direction | None = None
     ) -> Generator[Part, None, None]:
         """Answers to all prompts in common steps, part by part."""
-        number: dict[int, int] = {}
+        engine, number = self.engine, dict[int, int]()
         try:
             for index, each in enumerate(zip(prompts, options, strict=True)):
                 try:
                     number[self._add(*each, way)] = index
                 except RequestError as error:
                     raise RequestError(f"{_place(self._facts, index)}{error}") from None
-            for result in self.engine.follow(number):
+            for result in engine.follow(number):
                 if result.answer == 0 or result.done:
                     yield Part(number[result.id], result.text if result.answer == 0 else "", result.done)
         finally:
             for query in number:
-                self.engine.cancel(query)
+                engine.cancel(query)
 
     def _subject(self) -> Subject:
         self._check_task("generate", "predict a text")
         return Subject(self.runner, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+    def _longest(self, endless: str) -> int:
+        """Tokens that a prompt may have."""
+        return _ENDLESS_TOKENS if endless else self._facts.context
+
+    def _prompt_ids(self, prompt: Prompt, endless: str = "") -> list[int]:
         if isinstance(prompt, str) and self._facts.task == "translate":
             return direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
         if isinstance(prompt, str):
-            self._tokenizer.check_length(prompt, self._facts.context)
+            self._tokenizer.check_length(prompt, self._longest(endless))
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
         if checked:

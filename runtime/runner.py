@@ -36,8 +36,8 @@ PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
 class Feed:
     """Tokens to append to a sequence, and the rows of them that want logits: "last", "all" or "none".
 
-    With a `passage`, of a step in parts, they go through so many of the parts that lie ahead of them, and are appended
-    when they have come through the last.
+    With a `passage`, of a step in parts, they go `through` so many of the parts that lie ahead of them; when they have
+    come through the last, they are appended and have logits.
     """
 
     sequence: Sequence
@@ -144,7 +144,15 @@ class Runner:
 
     def _pass(self, batch: list[Feed], ids: list[NDArray[np.int32]]) -> Output:
         """`_call` of the step in parts, where some tokens do not come through to the end."""
-        assert self.parts is not None
+        if self.parts is None:
+            raise RequestError("a passage wants an artifact whose layers were compiled in groups too (--layer-groups)")
+        for feed, new in zip(batch, ids, strict=True):
+            passage = feed.passage
+            if passage is not None and (len(new) != passage.rows or not 1 <= feed.through <= passage.left):
+                raise RequestError(
+                    f"a feed of {len(new)} tokens through {feed.through} parts, whose passage has {passage.rows} and "
+                    f"{passage.left} ahead of it"
+                )
 
         def arrays_of(numbers: SequenceOf[int]) -> list[NDArray[np.int32]]:
             return _arrays([batch[n] for n in numbers], [ids[n] for n in numbers])

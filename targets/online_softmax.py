@@ -1,8 +1,8 @@
 """Online softmax over the pages of one sequence, for some query heads of one row: the middle of every attention.
 
 A page of a kv head is 16 tokens: in K one element of all tokens lies together, so a vector of scores grows one
-multiply-add an element, and in V a token's elements do. What a page holds is in kv_plain.py and kv_codes.py. Pages are
-read in order, so a row's result depends on nothing but what it sees.
+multiply-add an element, and in V a token's elements do. What a page holds is in kv_plain.py, kv_q8.py and kv_q4.py.
+Pages are read in order, so a row's result depends on nothing but what it sees.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _attend(
     first = T.floordiv(T.max(slot - (window - 1), 0), PAGE) if window else 0  # whole pages before it are not read
     many, index_of = sight.pages(first, last)
     with T.serial(0, many) as number:
-        places = registers((3,), "int32")
+        places = registers((3,), "int32")  # looked up once a page, not at every load
         T.buffer_store(places, index_of(number), [0])
         index = places[0]
         T.buffer_store(places, sight.page_at(index), [1])

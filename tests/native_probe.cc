@@ -21,9 +21,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-std::string standard_input() {
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-}
+std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
 
 std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -114,7 +112,8 @@ void utf8(const Words& words) {
 // together FOLDER COUNT: COUNT greedy ids after the prompt on each line, all prompts in common steps.
 void together(const Words& words) {
   llmc_model* model = nullptr;
-  must(llmc_open(words.at(0).c_str(), nullptr, &model));
+  llmc_options options = {1, 0, 0};
+  must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<llmc_sequence*> sequences;
   for (std::string line; std::getline(std::cin, line);) {
@@ -136,7 +135,7 @@ void together(const Words& words) {
   for (size_t i = 0; i < sequences.size(); ++i) print(made[i]);
   llmc_close(model);  // sequences keep what they need of it
   for (llmc_sequence* sequence : sequences) llmc_sequence_close(sequence);
-  must(llmc_open(words.at(0).c_str(), nullptr, &model));
+  must(llmc_open(words.at(0).c_str(), &options, &model));
   if (llmc_free_pages(model) != free) throw std::runtime_error("pages were lost");
   llmc_close(model);
 }
@@ -149,7 +148,7 @@ int keep(void* kept, int32_t id, const char*, size_t) {
 // threads FOLDER COUNT: the same, each prompt in a thread of its own.
 void threads(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {0, 16 * 200, 0};
+  llmc_options options = {1, 16 * 200, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<std::vector<int32_t>> prompts;
@@ -171,13 +170,15 @@ void threads(const Words& words) {
 // wishes FOLDER: what calls that ask too much are told.
 void wishes(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 32, 0};
+  llmc_options options = {1, 48, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   llmc_sequence* sequence = nullptr;
   must(llmc_sequence_open(model, &sequence));
-  std::vector<int32_t> ids(40, 3);
+  std::vector<int32_t> ids(60, 3);
   int32_t outside = llmc_vocab(model), id = 0;
-  llmc_sequence* twice[] = {sequence, sequence};
+  llmc_sequence* other = nullptr;
+  must(llmc_sequence_open(model, &other));
+  llmc_sequence *twice[] = {sequence, sequence}, *both[] = {sequence, other};
   const llmc_status statuses[] = {
       llmc_best(sequence, &id),
       llmc_feed(sequence, &outside, 1),
@@ -189,7 +190,15 @@ void wishes(const Words& words) {
   };
   for (llmc_status status : statuses) std::printf("%d\n", int(status));
   std::printf("%d %d %s\n", int(llmc_free_pages(model)), int(llmc_length(sequence)), llmc_last_error());
+  must(llmc_feed(sequence, ids.data(), 16));
+  must(llmc_feed(other, ids.data(), 16));
+  llmc_status status = llmc_step(both, ids.data(), 2);  // one page is left for two that need one
+  std::printf("%d %d %d %d\n", int(status), int(llmc_free_pages(model)), int(llmc_length(sequence)),
+              int(llmc_length(other)));
+  must(llmc_step(both, ids.data(), 1));
   llmc_sequence_close(sequence);
+  llmc_sequence_close(other);
+  std::printf("%d\n", int(llmc_free_pages(model)));
   llmc_close(model);
 }
 
@@ -197,7 +206,7 @@ void wishes(const Words& words) {
 
 int main(int count, char** values) {
   const std::pair<const char*, void (*)(const Words&)> commands[] = {
-      {"open", open}, {"encode", encode}, {"decode", decode},     {"json", json},       {"sha256", sha256},
+      {"open", open}, {"encode", encode},   {"decode", decode},     {"json", json},     {"sha256", sha256},
       {"utf8", utf8}, {"threads", threads}, {"together", together}, {"wishes", wishes},
   };
   std::string command = count > 1 ? values[1] : "";

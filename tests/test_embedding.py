@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -57,34 +58,49 @@ def test_the_example_writes_what_python_writes(native: Path, smollm2_artifact: C
         assert len(model.encode(long)) > 512
 
 
-_KINDS = {
-    "one group": ("llama", {}, "f32"),
-    "codes in pages": ("llama", {}, "q8"),
-    "windows beside full layers": (
-        "gemma3_text",
-        {
-            "head_dim": 16,
-            "sliding_window": 9,
-            "num_hidden_layers": 6,
-            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-        },
-        "bf16",
-    ),
-}
+@pytest.mark.model
+def test_readme_s_program_is_c_and_runs(
+    native: Path, smollm2_artifact: Callable[..., Path], root: Path, tmp_path: Path
+) -> None:
+    (program,) = re.findall(r"^```c\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "app.c").write_text(program)
+    (tmp_path / "smollm2.llmc").symlink_to(smollm2_artifact())
+    warnings = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    places = [f"-I{root / 'runtime' / 'native'}", f"-L{native / 'llmc'}", f"-Wl,-rpath,{native / 'llmc'}"]
+    subprocess.run(["cc", *warnings, "app.c", *places, "-lllmc", "-o", "app"], cwd=tmp_path, check=True)
+    done = subprocess.run(["./app"], cwd=tmp_path, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    with llmc.load(smollm2_artifact()) as model:
+        assert done.stdout == model.generate("Once upon a time", max_tokens=20).text
+
+
 _PROMPTS = [[5, 6, 7], [9] * 40, [11, 12], list(range(20, 37))]
 
 
-@pytest.fixture(scope="module", params=_KINDS)
-def kind(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path_factory: Any) -> Path:
-    """A tiny artifact of each kind of cache."""
-    family, config, kv = _KINDS[request.param]
-    folder: Path = tmp_path_factory.mktemp("kind") / "tiny.llmc"
-    compile_model(tiny_model(family, **config), folder, quant="f32", kv=kv, check=False)
-    return folder
+@pytest.fixture(scope="module")
+def whole(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny artifact with float32 pages."""
+    path = tmp_path_factory.mktemp("whole") / "tiny.llmc"
+    compile_model(tiny_llama(), path, quant="f32", kv="f32", check=False)
+    return path
 
 
-def test_sequences_of_one_step_and_of_many_threads_say_what_they_say_alone(native: Path, kind: Path) -> None:
-    with llmc.load(kind) as model:
+@pytest.fixture(scope="module")
+def windowed(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with two groups of layers, and codes in its pages."""
+    path = tmp_path_factory.mktemp("windowed") / "tiny.llmc"
+    layers = ["sliding_attention"] * 2 + ["full_attention"]
+    sizes = {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 3, "layer_types": layers}
+    compile_model(tiny_model("gemma3_text", **sizes), path, quant="f32", kv="q8", check=False)
+    return path
+
+
+@pytest.mark.parametrize("name", ["whole", "windowed"])
+def test_sequences_of_one_step_and_of_many_threads_say_what_they_say_alone(
+    native: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    kind = request.getfixturevalue(name)
+    with llmc.load(kind, threads=1) as model:
         wanted = [model.generate(prompt, max_tokens=30, ignore_eos=True).ids for prompt in _PROMPTS]
         stopped = [model.generate(prompt, max_tokens=30).ids for prompt in _PROMPTS]
     lines = "".join(" ".join(map(str, prompt)) + "\n" for prompt in _PROMPTS)
@@ -95,13 +111,6 @@ def test_sequences_of_one_step_and_of_many_threads_say_what_they_say_alone(nativ
 
 
 # --- what cannot be ---
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whole") / "tiny.llmc"
-    compile_model(tiny_llama(), path, quant="f32", kv="f32", check=False)
-    return path
 
 
 @pytest.fixture
@@ -124,9 +133,11 @@ def test_a_good_one_is_opened(native: Path, copies: Callable[[], Path]) -> None:
 
 
 def test_wishes_that_cannot_be_fulfilled(native: Path, whole: Path) -> None:
-    *statuses, last = probe(native, "wishes", whole)
+    *statuses, alone, both, end = probe(native, "wishes", whole)
     assert statuses == ["2"] * 7
-    assert last.startswith("2 0 prompt: 40 tokens leave no room")  # no page taken, no length
+    assert alone.startswith("3 0 prompt: 60 tokens leave no room")  # three pages free, and nothing fed
+    assert both == "2 1 16 16"  # the page that the first could have had went back
+    assert end == "3"
 
 
 def test_the_example_says_why_on_one_line(native: Path, tmp_path: Path, whole: Path) -> None:

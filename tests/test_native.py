@@ -35,6 +35,14 @@ def ask(native: Path) -> Ask:
     return ask
 
 
+def test_files_stay_short(root: Path) -> None:
+    files = [path for folder in ("runtime/native", "examples/embed_cpp") for path in (root / folder).iterdir()]
+    for path in [*files, root / "tests" / "native_probe.cc"]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 400, path
+        assert max(map(len, lines)) <= 120, path
+
+
 # --- JSON, hashes, UTF-8 ---
 
 _SOUND = [

@@ -117,4 +117,6 @@ def _print_lines(model: Any, results: Iterator[Any], wanted: list[str], as_json:
 
 
 def _entry(model: Any, result: Any) -> dict[str, Any]:
+    if result.error:
+        raise click.ClickException(result.error)
     return as_record(model, result, "text", "ids", "finish_reason")

@@ -13,9 +13,11 @@ import click
 
 from llmc.runtime.decoding.options import RANGES, Options
 from llmc.runtime.decoding.ranges import Number
+from llmc.runtime.decoding.strategies import STRATEGIES
 from llmc.runtime.errors import RequestError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_NAMES = [name for name in STRATEGIES if "." not in name]  # the others are older spellings
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ _LENGTH = (
     _Flag("ignore_eos", "Go on when the model says it is done."),
 )
 _CHOICE = (
-    _Flag("strategy", "A name for several of the options below, each of which can still be given.", "NAME"),
+    _Flag("strategy", f"Several of the options below at once: {', '.join(_NAMES)}.", "NAME"),
     _Flag("temperature", "Sharper below 1, flatter above; 0 takes the likeliest token each time (the default).", "T"),
     _Flag("top_k", "Sample from the K likeliest tokens only.", "K"),
     _Flag("top_p", "... from the likeliest tokens whose probabilities reach P.", "P"),

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def endless_modes(spec: ModelSpec) -> tuple[str, ...]:
-    """Of "sinks", "shift" and "reevaluate" those that the model can do."""
-    if not spec.attention.causal or spec.pooling is not None:
+    """Of "sinks", "shift" and "reevaluate" those that the model can do: none where its text ends with what it reads."""
+    if not _goes_on(spec):
         return ()
     modes = {"sinks": _slides(spec), "shift": turns(spec) and spec.window is None, "reevaluate": True}
     return tuple(mode for mode, can in modes.items() if can)
@@ -23,12 +23,17 @@ def turns(spec: ModelSpec) -> bool:
 
     Layers with a window need none: they do not see what stands before the hole.
     """
-    return _told_by_rope(spec) and _slides(spec)
+    return _goes_on(spec) and _told_by_rope(spec) and _slides(spec)
+
+
+def _goes_on(spec: ModelSpec) -> bool:
+    """Whether the model adds to a text, without another one that it reads as a whole."""
+    return spec.attention.causal and spec.pooling is None and spec.encoder is None
 
 
 def _slides(spec: ModelSpec) -> bool:
     """Whether only the distances between tokens matter, not where they stand."""
-    if not _told_by_rope(spec):
+    if spec.position.kind != "rope":
         return spec.position.kind not in ("learned", "sinusoidal")
     normed = spec.attention.qk_norm != "none" and spec.attention.qk_norm_place == "after_rope"
     grown = spec.scaling is not None and spec.scaling.queries != 0

@@ -25,7 +25,7 @@ def layer_groups(spec: ModelSpec) -> tuple[LayerGroup, ...]:
     A text that an encoder reads goes in whole and leaves whole: its layers are one group, whatever they see.
     """
     every = tuple(range(pool_layers(spec)))
-    if spec.window is None or spec.encoder is not None or not spec.attention.causal:
+    if spec.window is None or not spec.attention.causal:
         return (LayerGroup(every, 0),)
     far = tuple(layer for layer in every if layer not in spec.window.layers)
     near = LayerGroup(spec.window.layers, spec.window.size)

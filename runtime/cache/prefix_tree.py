@@ -127,6 +127,13 @@ class PrefixTree:
             for node in list(self._order):
                 self._remove(node)
 
+    def close(self) -> None:
+        """`clear`, and let the pool do without it."""
+        with self.pool.lock:
+            self.clear()
+            if self.pool.reclaim == self.evict:
+                self.pool.reclaim = None
+
     def _way(self, blocks: list[bytes], salt: str) -> Iterator[_Node]:
         """Nodes of as many `blocks` as are kept one after another."""
         node = self._roots.get(salt)

@@ -22,7 +22,8 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 _TOP = 64  # likeliest tokens that a compiled step returns
-_DOUBT = 1e-4  # of the sum of all weights: a float32 logarithm of a sum of float32 exponentials is far better
+_DOUBT, _DOUBT_EACH = 1e-5, 2**-28  # of all weights: a float32 logarithm, and sums of a 16th of the tokens in float32
+_SOME = 1e-300  # for a weight too small for float64, so that what is left out is not forgotten
 _FAR = 600.0  # logits; exp of more would be near the end of float64
 
 
@@ -93,22 +94,22 @@ def candidates_of_top(
         return found
     best = float(found.logits[0])
     least, most = _others(row, penalties, below - best, best + shift, temperature)
-    return Candidates(found.ids, found.logits, least, most)
+    return Candidates(found.ids, found.logits, least, max(_SOME, most))
 
 
 def candidates_of_all(
     row: Row, penalties: Penalties, count: int, temperature: float = 1.0, shift: float = 0.0
 ) -> Candidates:
     """The `count` best of the whole vocabulary, with the exact weight of the others; tokens at -inf are left out."""
-    logits = changed_logits(row, penalties, shift)
-    ids = top_k(logits, min(count, logits.size))
-    ids = ids[logits[ids] > -np.inf]
-    if ids.size < count or ids.size == logits.size:
-        return Candidates(ids, logits[ids])
-    rest = np.ones(logits.size, bool)
-    rest[ids] = False
-    others = float(weights(logits[rest], temperature, float(logits[ids[0]])).sum())
-    return Candidates(ids, logits[ids], others, others)
+    changed = changed_logits(row, penalties, shift) if len(penalties) or shift else row.logits
+    ids = top_k(changed, min(count, changed.size))
+    ids = ids[changed[ids] > -np.inf]
+    logits = changed[ids].astype(np.float64)
+    if ids.size < count or ids.size == changed.size:
+        return Candidates(ids, logits)
+    weight = weights(changed, temperature, float(logits[0]))
+    others = max(_SOME, float(weight.sum() - weight[ids].sum()))
+    return Candidates(ids, logits, others, others)
 
 
 def changed_logits(row: Row, penalties: Penalties, shift: float = 0.0) -> F64:
@@ -157,8 +158,9 @@ def _others(row: Row, penalties: Penalties, below: F64, best: float, temperature
         return 0.0, np.inf
     everything = math.exp(row.normalizer - best)
     floor = math.exp(float(row.values[-1]) - best)
-    least = min(_raised(max(0.0, share - _DOUBT) * everything, floor, count, 1 / temperature))
-    most = max(_raised((max(0.0, share) + _DOUBT) * everything, floor, count, 1 / temperature))
+    doubt = _DOUBT + _DOUBT_EACH * row.logits.size
+    least = min(_raised(max(0.0, share - doubt) * everything, floor, count, 1 / temperature))
+    most = max(_raised((max(0.0, share) + doubt) * everything, floor, count, 1 / temperature))
     extra = float(weights(below, temperature, 0.0).sum()) if below.size else 0.0
     return least + extra, most + extra
 

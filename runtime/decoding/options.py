@@ -128,12 +128,16 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """Options from names and values. Raises RequestError for names that are none, with the nearest that is."""
+        """Options from names and values. Raises RequestError also for names that are none, with the nearest that is."""
         known = [f.name for f in fields(cls) if f.init]
-        strange = [name for name in values if name not in known]
-        if strange:
-            raise RequestError("; ".join(f"{shown(name)} is no option{_near(name, known)}" for name in strange))
-        return cls(**values)
+        faults = [f"{shown(name)} is no option{_near(name, known)}" for name in values if name not in known]
+        try:
+            options = cls(**{name: value for name, value in values.items() if name in known})
+        except RequestError as error:
+            faults.append(str(error))
+        if faults:
+            raise RequestError("; ".join(faults))
+        return options
 
     def with_seed(self, seed: int | None) -> Options:
         """The same with another seed."""

@@ -75,7 +75,7 @@ def _branch(query: Query, room: Room) -> None:
     assert first.sequence is not None
     for twin in query.unborn:
         twin.sequence = room.pool.fork(first.sequence)
-        twin.row, twin.todo = first.row, list(twin.ids)
+        twin.row, twin.todo, twin.slid = first.row, list(twin.ids), first.slid
     first.todo = list(first.ids)
     query.unborn = []
 

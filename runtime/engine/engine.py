@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ class Engine:
         self._policy = POLICIES[policy]()
         self._room = Room(runner, self.tree, preemption == "swap")
         self._scheduler = _PREFILLS[prefill](self._room, self._policy, runner.prefill_chunk, most_running)
-        self._stepper = Stepper(runner, self._scheduler, self._fail)
+        self._stepper = Stepper(runner, self._scheduler)
         self._turns = Turns()
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count(1)
@@ -84,6 +84,7 @@ class Engine:
         self._fresh: dict[int, Query] = {}  # queries that nobody follows, with results for `infer`
         self._tokens = 0
         self._idle_at = -1  # wishes there had been when a step found nothing to do
+        self._closed = False
         self._beside: concurrent.futures.ThreadPoolExecutor | None = None
 
     def add_query(
@@ -187,9 +188,12 @@ class Engine:
             self.tree.clear()
 
     def close(self) -> None:
-        """End all queries."""
+        """End all queries, keep no page, and take no more queries."""
+        self._closed = True
         for query in list(self._queries):
             self.cancel(query)
+        if self.tree is not None:
+            self.tree.close()
         if self._beside is not None:
             self._beside.shutdown()
             self._beside = None
@@ -230,6 +234,8 @@ class Engine:
                 self._give_turn()
 
     def _add(self, query: Query) -> int:
+        if self._closed:
+            raise RequestError("the engine is closed")
         self._queries[query.id] = query
         self._inbox.append(lambda: self._scheduler.add(query))
         self._turns.wake()
@@ -287,15 +293,19 @@ class Engine:
 
     def _run(self, plan: Plan) -> None:
         try:
-            self._stepper.run(plan)
+            self._stepper.run(plan, self._fail)
+            read = Counter[Query]()  # tokens of prompts
+            for portion in plan.portions:
+                if portion.arrives and portion.rows > 1:
+                    read[portion.query] += portion.rows
             for query in plan.queries:
                 if query.state == "running":
-                    self._advance(plan, query)
+                    self._advance(query, read[query])
         except BaseException:
             self._recover(plan)
             raise
 
-    def _advance(self, plan: Plan, query: Query) -> None:
+    def _advance(self, query: Query, read: int) -> None:
         """Make the effects of a step on one query."""
         try:
             results = advance(query, self._room, self._tokenizer.stream)
@@ -303,8 +313,6 @@ class Engine:
             self._fail(query, error)
             return
         said = sum(result.choice is not None for result in results)
-        fed = [portion.rows for portion in plan.portions if portion.query is query and portion.arrives]
-        read = sum(rows for rows in fed if rows > 1)
         self._policy.charge(query, read, said)
         if read:
             self._room.keep(query)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmc.runtime.cache.pages import pages_for
 from llmc.runtime.decoding.beams import BeamSearch
-from llmc.runtime.decoding.chooser import Chooser
+from llmc.runtime.decoding.chooser import Choice, Chooser
 from llmc.runtime.decoding.options import Options
 from llmc.runtime.decoding.stops import StopMatcher
 from llmc.runtime.engine.query import Answer, Query
@@ -116,4 +116,5 @@ class Intake:
         self, options: Options, opening: list[int], ends: frozenset[int], window: Window | None, sample: int
     ) -> Answer:  # fmt: skip
         chooser = Chooser(options, opening, self.runner.vocab, ends, self.suppressed, sample)
-        return Answer(sample, chooser, self.tokenizer.stream(), StopMatcher(options.stop), window)
+        choices: list[Choice] | None = None if options.logprobs is None else []
+        return Answer(sample, chooser, self.tokenizer.stream(), StopMatcher(options.stop), window, choices=choices)

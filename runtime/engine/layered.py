@@ -34,7 +34,7 @@ class LayeredScheduler(Scheduler):
         assert answer.sequence is not None
         passage, slot = answer.passage, answer.sequence.length
         if passage is None:
-            if not paced:
+            if query.whole or not paced:
                 return super()._read(plan, query, answer, budget, paced)
             most = rows_within(min(self.parts, _MOST_STEPS) * budget, slot, paced)
             passage = Passage(self._at_most(most, query, answer), self.parts)

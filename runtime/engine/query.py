@@ -46,7 +46,7 @@ class Answer:
     row: Row | None = None
     finish_reason: str = ""
     pieces: list[str] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Choice] | None = None  # kept where log-probabilities were asked for
     end_time: float = 0.0
 
     def say(self, choice: Choice, silent: bool) -> str:
@@ -56,7 +56,8 @@ class Answer:
         assert self.stops is not None
         self.chooser.accept(choice)
         self.ids.append(choice.token)
-        self.choices.append(choice)
+        if self.choices is not None:
+            self.choices.append(choice)
         self.row = None
         return "" if silent else self.stops.push(self.text.push(choice.token))
 
@@ -165,7 +166,6 @@ class Query:
             "prefill_tokens": len(self.prompt) - self.hits,
             "decode_tokens": max(0, len(answer.ids) - 1),
         }
-        logprobs = None if self.options.logprobs is None else answer.choices
         error = None if self.error is None else str(self.error)
-        return Generation("".join(answer.pieces), answer.ids, self.prompt, answer.finish_reason, timings, logprobs,
-                          error)  # fmt: skip
+        text = "".join(answer.pieces)
+        return Generation(text, answer.ids, self.prompt, answer.finish_reason, timings, answer.choices, error)

@@ -26,12 +26,18 @@ class Room:
         self.swaps = swaps
         self.hits = 0
 
-    def let_in(self, query: Query, running: list[Query]) -> bool:
-        """Give a waiting query its sequences if it has room beside `running`; whether it has. It runs then.
+    def promised(self, running: list[Query]) -> int:
+        """Pages that queries which run will want before long: for what they are yet to be fed, and one for each answer
+        to say something."""
+        return sum(query.pages_missing() + len(query.speaking) for query in running)
 
-        With nobody beside it, it has room. Raises CacheFull where it has not, for pages that are not the engine's.
+    def let_in(self, query: Query, promised: int | None) -> bool:
+        """Give a waiting query its sequences if there is room for it beside what is promised to others; whether it is.
+
+        It runs then. promised: None if nobody runs: then there is room. Raises CacheFull where there is not even then,
+        for pages that are not the engine's.
         """
-        if not self._begin(query, running):
+        if not self._begin(query, promised):
             query.waited = True
             return False
         if query.waited and not query.read_time:
@@ -71,10 +77,10 @@ class Room:
             if not answer.slid:
                 self.tree.insert(answer.sequence, query.reads(answer), query.salt)
 
-    def _begin(self, query: Query, running: list[Query]) -> bool:
+    def _begin(self, query: Query, promised: int | None) -> bool:
         """Its sequences, with what the cache still has of them, and what is left to feed; False if they do not fit."""
         if query.copies:
-            if running and not self._fits(running, sum(copy.pages + 1 for _, copy in query.copies)):
+            if not self._fits(sum(copy.pages + 1 for _, copy in query.copies), promised):
                 return False
             self._swap_in(query)
             return True
@@ -85,7 +91,7 @@ class Room:
         first.sequence = self._match(query, first, ids)
         first.todo = ids[first.sequence.length :]
         query.unborn = others
-        if running and not self._fits(running, query.pages_missing()):
+        if not self._fits(query.pages_missing(), promised):
             self.drop(query)
             return False
         self.hits += first.sequence.length
@@ -98,14 +104,11 @@ class Room:
         most = len(ids) if first.window is None else first.window.size
         return self.tree.match(ids[:most], query.salt)
 
-    def _fits(self, running: list[Query], wanted: int) -> bool:
-        """Whether the free pages, and those the tree can do without, last for what all of them are yet to be fed.
-
-        One page more for each answer: that is how far they get before the next has to be found.
-        """
-        kept = 0 if self.tree is None else self.tree.kept_pages
-        promised = sum(other.pages_missing() + len(other.speaking) for other in running)
-        return wanted + promised <= self.pool.free_pages + kept
+    def _fits(self, wanted: int, promised: int | None) -> bool:
+        """Whether the free pages, and those that the tree can do without, last for all."""
+        if promised is None or wanted + promised <= self.pool.free_pages:
+            return True
+        return self.tree is not None and wanted + promised <= self.pool.free_pages + self.tree.kept_pages
 
     def _swap_out(self, query: Query) -> None:
         query.copies = [(sequence, swap_out(self.pool, sequence)) for sequence in query.sequences]

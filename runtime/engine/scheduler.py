@@ -133,10 +133,14 @@ class Scheduler:
     def _slide(self, plan: Plan, query: Query, answer: Answer) -> bool:
         """Make room in a text without end; whether the query still runs."""
         window = answer.window
-        while window is not None and answer.sequence is not None and not window.rows(answer.sequence):
+
+        def fed() -> list[int]:
             reads = query.reads(answer)
+            return reads[: len(reads) - len(answer.todo)]
+
+        while window is not None and answer.sequence is not None and not window.rows(answer.sequence):
             try:
-                again = window.make_room(self.room.runner, answer.sequence, reads[: len(reads) - len(answer.todo)])
+                again = window.make_room(self.room.runner, answer.sequence, fed)
             except CacheFull as error:
                 if len(self.running) == 1:
                     plan.failed[query] = error
@@ -172,6 +176,7 @@ class Scheduler:
         if budget <= 0 or not self.waiting:
             return
         paced, passed_over = bool(plan.portions), 0
+        promised = self.room.promised(self.running)
         if not self.policy.fixed:
             self.waiting.sort(key=self.policy.rank)
         for query in list(self.waiting):
@@ -182,12 +187,15 @@ class Scheduler:
             if self._is_being_read(query):
                 passed_over += 1
                 continue
+            before = self.preempted
             try:
-                if not self._admit(query):
+                if not self._admit(query, promised):
                     return
             except CacheFull as error:
                 plan.failed[query] = error
                 continue
+            promised = self.room.promised(self.running) if self.preempted > before else promised
+            promised += self.room.promised([query])
             self.waiting.remove(query)
             self.running.append(query)
             if query.source_ids is not None and not query.source_read:
@@ -197,13 +205,16 @@ class Scheduler:
                 if answer.todo and budget > 0:
                     budget -= self._read(plan, query, answer, budget, paced)
 
-    def _admit(self, query: Query) -> bool:
+    def _admit(self, query: Query, promised: int) -> bool:
+        """Let a query in, in place of others if the policy says so; whether there is room for it."""
         while True:
-            if len(self.running) < self.most_running and self.room.let_in(query, self.running):
+            room = promised if self.running else None
+            if len(self.running) < self.most_running and self.room.let_in(query, room):
                 return True
             if not self.policy.displaces(query, self._last):
                 return False
             self.give_way()
+            promised = self.room.promised(self.running)
 
     def _is_being_read(self, query: Query) -> bool:
         """Whether a running query is about to read a page that this one begins with: it will be kept for this one."""
@@ -237,7 +248,7 @@ def rows_within(budget: int, slot: int, paced: bool) -> int:
     """The rows from `slot` on that a budget lasts for; a page at least, if it has so many.
 
     >>> rows_within(512, 0, False), rows_within(512, 0, True), rows_within(512, 5120, True)
-    (512, 375, 46)
+    (512, 374, 46)
     """
     if not paced:
         return budget

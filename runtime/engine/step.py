@@ -12,29 +12,29 @@ from llmc.runtime.errors import CacheFull
 from llmc.runtime.runner import Feed, Output, Runner
 
 Item = TypeVar("Item", Query, Portion)
+Fail = Callable[[Query, Exception], None]
 
 
 class Stepper:
     """Runs plans and counts what they took: `steps` calls of the compiled functions, `rows` tokens through them."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, fail: Callable[[Query, Exception], None]) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.steps = 0
         self.rows = 0
-        self._fail = fail
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: Plan, fail: Fail) -> None:
         """Encode its sources, then feed its portions, as far as their queries still run.
 
         If a call fails, its queries are tried again in halves, and one that fails by itself is given to `fail`. If it
         fails for want of pages, a query gives way.
         """
-        self._in_parts(plan.sources, lambda query: query, self._encode)
-        self._in_parts(plan.portions, lambda portion: portion.query, self._feed)
+        self._in_parts(plan.sources, lambda query: query, self._encode, fail)
+        self._in_parts(plan.portions, lambda portion: portion.query, self._feed, fail)
 
     def _in_parts(
-        self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None]
+        self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None], fail: Fail
     ) -> None:  # fmt: skip
         parts = [items]
         while parts:
@@ -49,7 +49,7 @@ class Stepper:
                     self.scheduler.give_way()
                     parts.append(part)
                 elif len(queries) == 1:
-                    self._fail(queries[0], error)
+                    fail(queries[0], error)
                 else:
                     first = set(queries[: len(queries) // 2])
                     parts.append([item for item in part if query_of(item) not in first])

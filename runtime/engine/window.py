@@ -11,6 +11,7 @@ the end of the sinks to the first recent token. Pages of text are never written 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,16 +51,17 @@ class Window:
         """Tokens that may be fed in one step; none when the window is full, see `make_room`."""
         return self.size - visible(sequence)
 
-    def make_room(self, runner: Runner, sequence: Sequence, ids: Ids) -> list[int]:
+    def make_room(self, runner: Runner, sequence: Sequence, read: Callable[[], Ids]) -> list[int]:
         """Forget tokens if the window is full. Gives the ids to feed before anything else, empty unless reevaluating.
 
-        ids: all that was fed to the sequence, forgotten tokens too. Raises RequestError when pages are short; nothing
-        has moved then.
+        read: gives all ids that were fed to the sequence, forgotten ones too; asked only when reevaluating. Raises
+        RequestError when pages are short; nothing has moved then.
         """
         if self.rows(sequence) > 0:
             return []
         with runner.lock:
             if self.mode == REEVALUATE:
+                ids = read()
                 recent = len(ids) - (self.size - self.keep - self.discard)
                 left = runner.pool.truncate(sequence, self.keep)
                 return [int(token) for token in (*ids[left : self.keep], *ids[recent:])]
@@ -138,17 +140,14 @@ def _problems(window: Window, runner: Runner) -> list[str]:
     if window.pages > runner.pool.num_pages:
         room = runner.pool.num_pages * PAGE_TOKENS - spare_slots(window.mode, window.keep, window.turned)
         problems.append(f"window: got {window.size}, and the cache has room for one of {max(0, room)}")
-    sinks = pages_for(window.keep) * PAGE_TOKENS if window.mode == SINKS else 0
-    least = max(window.keep + window.discard, sinks) + 1
+    least, beside = window.keep + window.discard + 1, ""
+    if window.mode == SINKS:
+        near = max(group.window for group in runner.pool.groups)  # which these layers go on seeing in full
+        least = max(window.keep + window.discard, pages_for(window.keep) * PAGE_TOKENS) + max(1, near)
+        beside = f", beside the {near} that some layers see" if near else ""
     if window.size < least:
-        problems.append(
-            f"window: got {window.size}, wanted at least {least} to keep {window.keep} and discard {window.discard}"
-        )
-    layers = max((group.window for group in runner.pool.groups), default=0)
-    if layers and window.mode == SINKS and window.size < window.keep + layers:
-        problems.append(
-            f"window: got {window.size}, wanted at least {window.keep + layers}: some layers see {layers} tokens"
-        )
+        wish = f"to keep {window.keep} and discard {window.discard}{beside}"
+        problems.append(f"window: got {window.size}, wanted at least {least} {wish}")
     return problems
 
 

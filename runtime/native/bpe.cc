@@ -59,7 +59,8 @@ bool byte_of(char32_t character, unsigned char* byte) {
 }
 
 Bpe::Bpe(const Json& model, const std::unordered_map<std::string, int32_t>& vocab) : vocab_(vocab) {
-  for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "unknown_from"}) {
+  for (const char* key :
+       {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "unknown_from"}) {
     if (!is_off(model.get(key))) throw std::invalid_argument(std::string("a BPE with ") + key);
   }
   whole_pieces_ = !is_off(model.get("ignore_merges"));

@@ -46,9 +46,7 @@ class Descriptor {
   int get() const { return fd_; }
   size_t size() const { return size_; }
 
-  [[noreturn]] void fail() const {
-    throw ArtifactError(shown(path_) + ": cannot be read: " + std::strerror(errno));
-  }
+  [[noreturn]] void fail() const { throw ArtifactError(shown(path_) + ": cannot be read: " + std::strerror(errno)); }
 
  private:
   std::string path_;
@@ -91,8 +89,8 @@ ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept : data_(other.data_), 
 std::string read_file(const std::string& path, size_t most) {
   Descriptor file(path);
   if (file.size() > most) {
-    throw ArtifactError(shown(path) + ": " + std::to_string(file.size()) + " bytes, and at most " + std::to_string(most) +
-                        " are read");
+    throw ArtifactError(shown(path) + ": " + std::to_string(file.size()) + " bytes, and at most " +
+                        std::to_string(most) + " are read");
   }
   std::string data(file.size(), '\0');
   size_t at = 0;
@@ -130,9 +128,9 @@ std::string identity(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) throw ArtifactError(shown(path) + ": missing");
   std::string out;
-  for (long long field : {(long long)info.st_dev, (long long)info.st_ino, (long long)info.st_size,
-                          (long long)info.st_mtim.tv_sec, (long long)info.st_mtim.tv_nsec,
-                          (long long)info.st_ctim.tv_sec, (long long)info.st_ctim.tv_nsec}) {
+  for (long long field :
+       {(long long)info.st_dev, (long long)info.st_ino, (long long)info.st_size, (long long)info.st_mtim.tv_sec,
+        (long long)info.st_mtim.tv_nsec, (long long)info.st_ctim.tv_sec, (long long)info.st_ctim.tv_nsec}) {
     out += std::to_string(field) + ":";
   }
   return out;

@@ -11,7 +11,7 @@
 namespace llmc {
 namespace {
 
-constexpr int kMostDepth = 200;  // of a value in a value; far from what the stack holds
+constexpr int kMostDepth = 200;       // of a value in a value; far from what the stack holds
 constexpr int kMostValues = 8 << 20;  // a document of few bytes a value would take a hundred times its size in memory
 
 class Parser {
@@ -32,16 +32,22 @@ class Parser {
     skip_space();
     Json value;
     switch (peek()) {
-      case '{': return object(depth);
-      case '[': return list(depth);
+      case '{':
+        return object(depth);
+      case '[':
+        return list(depth);
       case '"':
         value.kind = Json::kText;
         value.text = text();
         return value;
-      case 't': return word("true", Json::kBool, true);
-      case 'f': return word("false", Json::kBool, false);
-      case 'n': return word("null", Json::kNull, false);
-      default: return number();
+      case 't':
+        return word("true", Json::kBool, true);
+      case 'f':
+        return word("false", Json::kBool, false);
+      case 'n':
+        return word("null", Json::kNull, false);
+      default:
+        return number();
     }
   }
 
@@ -234,11 +240,19 @@ void write_text(const std::string& text, std::string* out) {
 void write(const Json& value, const std::string& skip, std::string* out) {
   const char* comma = "";
   switch (value.kind) {
-    case Json::kNull: *out += "null"; break;
-    case Json::kBool: *out += value.flag ? "true" : "false"; break;
+    case Json::kNull:
+      *out += "null";
+      break;
+    case Json::kBool:
+      *out += value.flag ? "true" : "false";
+      break;
     case Json::kWhole:
-    case Json::kReal: *out += value.text; break;
-    case Json::kText: write_text(value.text, out); break;
+    case Json::kReal:
+      *out += value.text;
+      break;
+    case Json::kText:
+      write_text(value.text, out);
+      break;
     case Json::kList:
       *out += '[';
       for (const Json& item : value.list) {

@@ -29,7 +29,7 @@ struct Json {
   const Json* find(const std::string& key) const;
   const Json& get(const std::string& key) const;
 
-  // Of a tokenizer.json: the steps of a decoder or a pre-tokenizer, which is one of them or a Sequence with a list `key`.
+  // Of a tokenizer.json: the steps of a decoder or a pre-tokenizer: itself, or, of a Sequence, its list `key`.
   std::vector<Json> steps(const std::string& key) const;
 };
 

@@ -105,19 +105,6 @@ llmc_finish generate(const std::shared_ptr<llmc::Model>& model, const int32_t* i
 
 }  // namespace
 
-namespace llmc {
-
-std::string shown(const std::string& text) {
-  constexpr size_t kMost = 300;
-  std::string out = text.substr(0, kMost);
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
-  }
-  return text.size() > kMost ? out + "..." : out;
-}
-
-}  // namespace llmc
-
 extern "C" {
 
 const char* llmc_last_error(void) { return last_error.c_str(); }
@@ -238,8 +225,8 @@ llmc_status llmc_logits(const llmc_sequence* sequence, const float** logits) {
   });
 }
 
-llmc_status llmc_generate(llmc_model* model, const int32_t* ids, size_t count, int32_t max_tokens, llmc_on_token on_token,
-                          void* user, llmc_finish* finish) {
+llmc_status llmc_generate(llmc_model* model, const int32_t* ids, size_t count, int32_t max_tokens,
+                          llmc_on_token on_token, void* user, llmc_finish* finish) {
   return guarded([&] {
     want(model, ids);
     if (!on_token) throw llmc::RequestError("on_token is NULL");

@@ -162,7 +162,8 @@ Manifest read_manifest(const std::string& folder) {
   Json raw = read_document(folder, path);
   const Json* task = raw.find("task");
   if (task && task->is_text() && task->text != "generate") {
-    throw ArtifactError(shown(folder) + ": made to " + shown(task->text) + "; this runtime only generates: use llmc's own");
+    throw ArtifactError(shown(folder) + ": made to " + shown(task->text) +
+                        "; this runtime only generates: use llmc's own");
   }
   std::vector<std::string> problems;
   Manifest manifest;

@@ -14,7 +14,7 @@
 
 namespace llmc {
 
-constexpr int64_t kFormat = 4;      // the layout this runtime reads
+constexpr int64_t kFormat = 4;       // the layout this runtime reads
 constexpr int64_t kPageTokens = 16;  // the kernels are compiled for this page size
 
 struct FileEntry {

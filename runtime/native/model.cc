@@ -23,8 +23,8 @@ const Variant& choose_variant(const Manifest& manifest, const std::string& folde
     lacking += (lacking.empty() ? "" : "; ") + shown(variant.name) + " needs";
     for (const std::string& flag : missing) lacking += " " + shown(flag);
   }
-  throw ArtifactError(shown(folder) + ": this CPU (" + cpu_arch() + ") lacks what the artifact was compiled for: " + lacking +
-                      "; compile it with --target cpu:portable or on this machine");
+  throw ArtifactError(shown(folder) + ": this CPU (" + cpu_arch() + ") lacks what the artifact was compiled for: " +
+                      lacking + "; compile it with --target cpu:portable or on this machine");
 }
 
 [[noreturn]] void damaged(const std::string& path, const std::string& where = "") {
@@ -75,10 +75,12 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   tokenizer_ = std::make_unique<Tokenizer>(tokenizer);
 
   prefill_chunk_ = options.prefill_chunk ? size_t(options.prefill_chunk) : kPrefillChunk;
-  pool_ = std::make_unique<PagePool>(manifest_.kv, options.cache_tokens ? options.cache_tokens : default_cache_tokens(manifest_));
-  step_ = std::make_unique<Step>(folder, manifest_, variant,
-                                 std::vector<std::string>{identities.at(manifest_.runtime), identities.at(variant.file)},
-                                 *pool_, weights, threads);
+  pool_ = std::make_unique<PagePool>(manifest_.kv,
+                                     options.cache_tokens ? options.cache_tokens : default_cache_tokens(manifest_));
+  step_ =
+      std::make_unique<Step>(folder, manifest_, variant,
+                             std::vector<std::string>{identities.at(manifest_.runtime), identities.at(variant.file)},
+                             *pool_, weights, threads);
 }
 
 int64_t Model::free_pages() {
@@ -105,8 +107,8 @@ void Model::check(const std::vector<Feed>& feeds) const {
     }
     for (size_t i = 0; i < feed.count; ++i) {
       if (feed.ids[i] >= 0 && feed.ids[i] < manifest_.vocab) continue;
-      throw RequestError("token ids: got " + std::to_string(feed.ids[i]) + " at place " + std::to_string(i) + ", wanted 0.." +
-                         std::to_string(manifest_.vocab - 1));
+      throw RequestError("token ids: got " + std::to_string(feed.ids[i]) + " at place " + std::to_string(i) +
+                         ", wanted 0.." + std::to_string(manifest_.vocab - 1));
     }
   }
 }
@@ -167,7 +169,8 @@ Sequence::~Sequence() { model_->release(this); }
 const StepOutput& Sequence::output() const {
   if (!output_.owner) throw RequestError("the sequence was not fed yet, so nothing comes after it");
   if (!std::isfinite(output_.top_values[row_ * output_.candidates])) {
-    throw Error(LLMC_FAILED, "the model computed logits that are not finite; its weights may be damaged or not fit its spec");
+    throw Error(LLMC_FAILED,
+                "the model computed logits that are not finite; its weights may be damaged or not fit its spec");
   }
   return output_;
 }

@@ -10,7 +10,8 @@ constexpr size_t kListed = 5;  // problems an error names before it counts the r
 const Json kNothing;
 
 const char* kind_name(const Json& value) {
-  static const char* const kNames[] = {"null", "true or false", "an integer", "a number", "a text", "a list", "an object"};
+  static const char* const kNames[] = {"null",   "true or false", "an integer", "a number",
+                                       "a text", "a list",        "an object"};
   return kNames[value.kind];
 }
 

@@ -22,8 +22,8 @@ constexpr size_t kStepsPerCharacter = 10000;  // a hundred times what a long run
 
 // Names of kinds, and the bits of what they hold.
 constexpr std::pair<std::u32string_view, unsigned> kKinds[] = {
-    {U"L", 0x3E}, {U"Lu", 1 << 1}, {U"Ll", 1 << 2}, {U"Lt", 1 << 3}, {U"Lm", 1 << 4},
-    {U"Lo", 1 << 5}, {U"M", 1 << 6}, {U"N", 1 << kNumber}, {U"P", 1 << 8}, {U"S", 1 << 9}};
+    {U"L", 0x3E},    {U"Lu", 1 << 1}, {U"Ll", 1 << 2},      {U"Lt", 1 << 3}, {U"Lm", 1 << 4},
+    {U"Lo", 1 << 5}, {U"M", 1 << 6},  {U"N", 1 << kNumber}, {U"P", 1 << 8},  {U"S", 1 << 9}};
 
 // The only group that pre-tokenizers have. Ignoring case, s is also the long s.
 constexpr std::u32string_view kContractionGroup = U"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
@@ -91,9 +91,8 @@ class Expression::Reader {
       }
     }
     for (const Sequence& sequence : all) {
-      bool some = std::any_of(sequence.begin(), sequence.end(), [](const Item& item) {
-        return item.kind != kNotBefore && item.least > 0;
-      });
+      bool some = std::any_of(sequence.begin(), sequence.end(),
+                              [](const Item& item) { return item.kind != kNotBefore && item.least > 0; });
       if (!some) fail();  // what matches nothing is cut in ways of its own
     }
     return all;
@@ -140,7 +139,9 @@ class Expression::Reader {
 
   size_t whole() {
     size_t value = 0, figures = 0;
-    for (; !left_.empty() && left_[0] >= U'0' && left_[0] <= U'9'; ++figures) value = 10 * value + size_t(next() - U'0');
+    for (; !left_.empty() && left_[0] >= U'0' && left_[0] <= U'9' && figures < 5; ++figures) {
+      value = 10 * value + size_t(next() - U'0');
+    }
     if (figures == 0 || figures > 4) fail();
     return value;
   }
@@ -203,7 +204,8 @@ class Expression::Reader {
     size_t close = left_.find(U'}');
     if (!taken(U"{") || close == std::u32string_view::npos) fail();
     std::u32string_view name = left_.substr(0, close - 1);
-    auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& pair) { return pair.first == name; });
+    auto found =
+        std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& pair) { return pair.first == name; });
     if (found == std::end(kKinds)) fail();
     set->add_kinds(found->second);
     left_.remove_prefix(close);

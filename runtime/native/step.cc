@@ -49,7 +49,8 @@ struct AlignedMemory {
 };
 
 ffi::Tensor copied(const std::vector<int32_t>& values, std::vector<int64_t> shape) {
-  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(AlignedMemory(), ffi::ShapeView(shape.data(), shape.size()), kInt32, kCpu);
+  ffi::Tensor tensor =
+      ffi::Tensor::FromNDAlloc(AlignedMemory(), ffi::ShapeView(shape.data(), shape.size()), kInt32, kCpu);
   std::memcpy(tensor.data_ptr(), values.data(), values.size() * sizeof(int32_t));
   return tensor;
 }
@@ -92,7 +93,8 @@ void load_runtime(const std::string& path, const std::string& sha256) {
     loaded = sha256;
   }
   if (loaded != sha256) {
-    throw ArtifactError(shown(path) + ": this process already runs another version of TVM's runtime; use this artifact " +
+    throw ArtifactError(shown(path) +
+                        ": this process already runs another version of TVM's runtime; use this artifact " +
                         "in a process of its own, or compile both with one llmc");
   }
 }
@@ -159,7 +161,10 @@ StepOutput Step::run(const StepArrays& arrays) {
 
   int64_t sequences = int64_t(arrays.page_indptr.size()) - 1, rows = int64_t(arrays.logit_rows.size());
   std::vector<ffi::Any> arguments = {
-      copied(arrays.tokens), copied(arrays.positions), copied(arrays.seqs), copied(arrays.slots),
+      copied(arrays.tokens),
+      copied(arrays.positions),
+      copied(arrays.seqs),
+      copied(arrays.slots),
       copied(std::vector<int32_t>(size_t(2 * sequences), 0), {sequences, 2}),  // no sequence has a hole
       copied(arrays.page_indptr)};
   for (size_t group = 0; group < loaded_->groups; ++group) arguments.push_back(copied(arrays.page_ids));

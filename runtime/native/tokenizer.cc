@@ -9,11 +9,13 @@ namespace llmc {
 namespace {
 
 constexpr size_t kMostTextBytes = 256 << 20;
-constexpr const char* kHiding = "\xEF\xB7\x90";  // U+FDD0 begins a token that no text becomes
+constexpr const char* kHiding = "\xEF\xB7\x90";     // U+FDD0 begins a token that no text becomes
 constexpr const char* kSpaceMark = "\xE2\x96\x81";  // U+2581, what SentencePiece writes for a space
 
 std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) {
+    text.replace(at, what.size(), by);
+  }
   return text;
 }
 

@@ -10,9 +10,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "text_encoder.h"
 #include "json.h"
 #include "text.h"
+#include "text_encoder.h"
 
 namespace llmc {
 

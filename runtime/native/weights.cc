@@ -11,7 +11,7 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kAlign = 64;                          // kernels use aligned vector loads
+constexpr size_t kAlign = 64;  // kernels use aligned vector loads
 constexpr size_t kMostAxes = 32;
 constexpr size_t kMostHeaderBytes = size_t(100) << 20;  // what safetensors itself allows
 
@@ -20,9 +20,9 @@ struct Dtype {
 };
 
 // DLPack: 0 int, 1 uint, 2 float, 6 bool.
-const std::map<std::string, Dtype> kDtypes = {
-    {"F64", {2, 64}}, {"F32", {2, 32}}, {"F16", {2, 16}}, {"I64", {0, 64}}, {"I32", {0, 32}}, {"I16", {0, 16}},
-    {"I8", {0, 8}},   {"U64", {1, 64}}, {"U32", {1, 32}}, {"U16", {1, 16}}, {"U8", {1, 8}},   {"BOOL", {6, 8}}};
+const std::map<std::string, Dtype> kDtypes = {{"F64", {2, 64}}, {"F32", {2, 32}}, {"F16", {2, 16}}, {"I64", {0, 64}},
+                                              {"I32", {0, 32}}, {"I16", {0, 16}}, {"I8", {0, 8}},   {"U64", {1, 64}},
+                                              {"U32", {1, 32}}, {"U16", {1, 16}}, {"U8", {1, 8}},   {"BOOL", {6, 8}}};
 
 struct Entry {
   std::string name;
@@ -53,7 +53,8 @@ std::vector<Entry> read_header(std::string_view header, std::vector<std::string>
     Fields fields(value, "header." + shown(name), problems);
     auto dtype = kDtypes.find(fields.text("dtype"));
     if (dtype == kDtypes.end()) fields.wrong("dtype", "a known type");
-    Entry entry{name, dtype == kDtypes.end() ? Dtype{1, 8} : dtype->second, fields.wholes("shape", 0, int64_t(1) << 48), 0, 0};
+    Entry entry{name, dtype == kDtypes.end() ? Dtype{1, 8} : dtype->second, fields.wholes("shape", 0, int64_t(1) << 48),
+                0, 0};
     if (entry.shape.size() > kMostAxes) fields.wrong("shape", "fewer axes");
     std::vector<int64_t> offsets = fields.wholes("data_offsets", 0, int64_t(1) << 60, 2);
     if (offsets.size() != 2) {

@@ -43,8 +43,10 @@ WAYS = {
     "shift 1": {"endless": "shift", "n_discard": 1},
     "reevaluate": {"endless": "reevaluate"},
 }
+USUAL = ["sinks", "no sinks", "shift", "reevaluate"]
 BLOCK = 16  # tokens whose losses are compared with those of a window read anew
 ANEW, TAIL = "window read anew", 2000
+FIXED = "fixed length"
 DRIFTING = 32  # tokens whose keys are shifted
 
 
@@ -59,7 +61,7 @@ def read_endless(runner: Runner, ids: list[int], window: Window) -> tuple[NDArra
     sequence, found, pages, start, memory = runner.new_sequence(), [], 0, time.perf_counter(), 0.0
     at = 0
     while at < len(ids) - 1:
-        again = window.make_room(runner, sequence, ids[:at])
+        again = window.make_room(runner, sequence, lambda at=at: ids[:at])
         if again:
             runner.prefill([(sequence, again)])
         count = min(window.rows(sequence), PAGE_TOKENS, len(ids) - 1 - at)
@@ -110,42 +112,42 @@ def text(artifact: Path, tokens: int, cache: int, every: int, ways: list[str]) -
         return [{key: row.get(key, "") for key in rows[-1]} for row in rows]
 
 
-def speed(artifact: Path, cache: int, rounds: int, ways: list[str]) -> list[Row]:
-    """Seconds of a decode step once the window is full, and as a ratio to a text of fixed length of the same size."""
-    with llmc.load(artifact, cache_tokens=(len(ways) + 1) * cache) as model:
-        runner, ids = model.runner, novel_ids(model, 20 * cache)
+def speed(artifact: Path, cache: int, rounds: int, threads: int, ways: list[str]) -> list[Row]:
+    """Cost of a token once the window is full, and as a ratio to a text of fixed length in a cache of the same size.
+
+    A step of each in turn, so that what else the machine does meets all alike; medians of steps, and of what it takes
+    to make room, which a token pays its share of.
+    """
+    with llmc.load(artifact, cache_tokens=(len(ways) + 2) * cache, threads=threads) as model:
+        runner, ids = model.runner, novel_ids(model, 2 * cache + rounds)
         size = cache - spare_slots("sinks", 4, turned=True)
         windows = {way: window_of(Options(**WAYS[way], window=size), runner) for way in ways}
-        fed = {way: size for way in [*ways, "fixed length"]}
-        sequences = {way: runner.new_sequence() for way in fed}
-        for sequence in sequences.values():
-            runner.prefill([(sequence, ids[:size])])
-        times: dict[str, list[float]] = {way: [] for way in fed}
-        for _ in range(rounds):
+        sequences = {way: runner.new_sequence() for way in [*ways, FIXED]}
+        for way, sequence in sequences.items():
+            runner.prefill([(sequence, ids[: cache if way == FIXED else size])])
+        steps: dict[str, list[float]] = {way: [] for way in sequences}
+        rooms: dict[str, list[float]] = {way: [] for way in sequences}
+        for at in range(size, size + rounds):
             for way, sequence in sequences.items():
-                window = windows.get(way)
-                steps = window.discard if window and window.mode == "reevaluate" else 4 * PAGE_TOKENS
                 start = time.perf_counter()
-                for at in range(fed[way], fed[way] + steps):
-                    if window is None:
-                        if sequence.length == size:
-                            runner.pool.truncate(sequence, size - PAGE_TOKENS)
-                    else:
-                        again = window.make_room(runner, sequence, ids[:at])
-                        if again:
-                            runner.prefill([(sequence, again)])
-                    runner.step([(sequence, ids[at : at + 1])])
-                times[way].append((time.perf_counter() - start) / steps)
-                fed[way] += steps
-        fixed = times["fixed length"]
-        return [
-            {
-                "": way,
-                "ms_per_token": 1000 * statistics.median(seconds),
-                "ratio": statistics.median(a / b for a, b in zip(seconds, fixed, strict=True)),
-            }
-            for way, seconds in times.items()
-        ]
+                if way == FIXED:
+                    if sequence.length == cache:
+                        runner.pool.truncate(sequence, cache - PAGE_TOKENS)
+                elif not windows[way].rows(sequence):
+                    again = windows[way].make_room(runner, sequence, lambda at=at: ids[:at])
+                    if again:
+                        runner.prefill([(sequence, again)])
+                    rooms[way].append(time.perf_counter() - start)
+                start = time.perf_counter()
+                runner.step([(sequence, ids[at : at + 1])])
+                steps[way].append(time.perf_counter() - start)
+        step = {way: statistics.median(seconds) for way, seconds in steps.items()}
+        rows = []
+        for way in sequences:
+            room = statistics.median(rooms[way]) / windows[way].discard if rooms[way] else 0.0
+            row = {"": way, "step_ms": 1000 * step[way], "room_ms_per_token": 1000 * room}
+            rows.append({**row, "ratio": (step[way] + room) / step[FIXED]})
+        return rows
 
 
 def drifts(given: Path | None, counts: list[int]) -> list[Row]:
@@ -201,16 +203,17 @@ def resident_mb() -> float:
 
 def main() -> None:
     """Measure what is asked for, print the table."""
-    parser = arguments(__doc__, tokens=20000, cache=1024, every=16, rounds=9)
+    parser = arguments(__doc__, tokens=20000, cache=1024, every=16, rounds=600, threads=1)
     parser.add_argument("what", choices=("text", "speed", "drift"))
-    parser.add_argument("--ways", default=",".join(WAYS), help="those to measure, with commas between")
+    parser.add_argument("--ways", help=f"those to measure, with commas between: {', '.join(WAYS)}")
     options = parser.parse_args()
-    ways = options.ways.split(",")
+    usual = [way for way in WAYS if way != "no sinks"] if options.what == "speed" else USUAL
+    ways = options.ways.split(",") if options.ways else usual
     given = options.artifact
     if options.what == "drift":
         rows = drifts(given, [1, 512, 2048])
     elif options.what == "speed":
-        rows = with_artifact(given, lambda path: speed(path, options.cache, options.rounds, ways))
+        rows = with_artifact(given, lambda path: speed(path, options.cache, options.rounds, options.threads, ways))
     else:
         rows = with_artifact(given, lambda path: text(path, options.tokens, options.cache, options.every, ways))
     show(f"Text without end: {options.what}", rows, options.json)

@@ -29,9 +29,9 @@ import llmc
 from llmc.runtime.decoding.options import Options
 from llmc.runtime.errors import LlmcError
 
-WORKERS, CACHE_PAGES = 12, 60
+WORKERS, CACHE_PAGES = 12, 40
 SILENCE_S = 120  # a thread that waits longer hangs
-PREFIXES, PREFIX_TOKENS = 3, 40  # beginnings that several queries have
+PREFIXES, PREFIX_TOKENS = 3, 24  # beginnings that several queries have
 CHECKED = 50  # of the queries that ended well, every so many is asked again alone
 
 
@@ -61,10 +61,10 @@ def case(number: int, vocab: int, seed: int) -> Case:
     """Query `number` of a soak: always the same."""
     random = np.random.default_rng([seed, number])
     prefix = np.random.default_rng([seed, 10**9 + int(random.integers(PREFIXES))]).integers(0, vocab, PREFIX_TOKENS)
-    own = random.integers(0, vocab, random.integers(1, 24))
+    own = random.integers(0, vocab, random.integers(1, 12))
     prompt = [*prefix.tolist(), *own.tolist()] if random.random() < 0.5 else own.tolist()
     sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": number, "n": int(random.integers(1, 4))}
-    tokens = int(random.integers(1, 10 if random.random() < 0.8 else 40))
+    tokens = int(random.integers(1, 8 if random.random() < 0.8 else 32))
     options = Options(max_tokens=tokens, ignore_eos=True, **(sampled if random.random() < 0.5 else {}))
     fate = str(random.choice(["read", "close", "cancel"], p=[0.7, 0.15, 0.15]))
     return Case(prompt, options, str(random.choice(["", "other"])), int(random.integers(3)), fate)

@@ -4,7 +4,8 @@
 
 Eight queries are answered; then the long prompt comes. Measured is the time between two tokens of each of the eight,
 from when the prompt came until its first token was there, for several numbers of rows in a step: "whole" reads the
-prompt in one step, as engines without chunked prefill do. Each round measures every case once; shown are medians.
+prompt in one step, as engines without chunked prefill do; with --layer-groups N, "layered" reads it by groups of
+layers. Each round measures every case once; shown are medians.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_an_encoder_decoder(case: str, tmp_path: Path) -> None:
     compile_model(tmp_path, tmp_path / "tiny.llmc", quant="f32")
     with llmc.load(tmp_path / "tiny.llmc") as model:
         direction = ("en", "fr") if languages else ()
-        for wishes in WISHES:
+        for wishes in WISHES[1:]:
             made = model.translate(["one two"], *direction, n=wishes["beams"], **wishes)[0]
             if languages:
                 ids = [model.manifest["languages"][language] for language in direction]

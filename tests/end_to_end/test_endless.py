@@ -67,7 +67,7 @@ def say(window: Window, runner: Runner, rows: int, beside: bool = False) -> list
     """Logits (V,) of each row of TEXT, at most `rows` in a step; `beside`: with a plain query before it in each."""
     sequence, plain, found, at = runner.new_sequence(), runner.new_sequence(), [], 0
     while at < len(TEXT):
-        again = window.make_room(runner, sequence, TEXT[:at])
+        again = window.make_room(runner, sequence, lambda at=at: TEXT[:at])
         if again:
             runner.prefill([(sequence, again)])
         new = TEXT[at : at + min(rows, window.rows(sequence))]
@@ -122,5 +122,35 @@ def test_layers_with_windows_go_on_beside_layers_that_see_everything(
         plain = runner.step([Feed(runner.new_sequence(), TEXT[:48], "all")]).logits
         np.testing.assert_array_equal(one[:48], plain)
         assert np.isfinite(one).all()
-        with pytest.raises(RequestError, match="some layers see 16 tokens"):
-            window_of(Options(endless="sinks", n_discard=1, window=19), runner)
+        with pytest.raises(
+            RequestError, match="at least 32 to keep 4 and discard 1, beside the 16 that some layers see"
+        ):
+            window_of(Options(endless="sinks", n_discard=1, window=31), runner)
+
+
+def test_where_all_layers_have_windows_nothing_changes_but_the_pages(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = compile_model(tiny_model("mistral", sliding_window=9), tmp_path / "a.llmc", quant="f32", kv="f32").path
+    with llmc.load(path) as model:
+        runner = model.runner
+        assert runner.endless == ("sinks", "reevaluate")
+        window = window_of(Options(endless="sinks", n_discard=16, window=29), runner)
+        assert window is not None
+        got = say(window, runner, 3)
+        plain = runner.step([Feed(runner.new_sequence(), TEXT, "all")]).logits
+        np.testing.assert_allclose(got, plain, atol=2e-5)
+
+
+def test_an_answer_longer_than_the_context(artifact: Callable[[str], Path]) -> None:
+    with llmc.load(artifact("rope"), cache_tokens=128) as model:
+        assert model.generate(TEXT, max_tokens=200, ignore_eos=True).finish_reason == "context"
+        answer = model.generate(TEXT, max_tokens=300, ignore_eos=True, endless="sinks")
+        assert answer.finish_reason == "length"
+        assert len(answer.ids) == 300 > model.runner.context
+        long = "The capital of France is Paris. " * 300
+        with pytest.raises(RequestError, match="characters cannot fit"):
+            model.generate(long)
+        assert len(model.generate(long, max_tokens=3, ignore_eos=True, endless="sinks").ids) == 3
+        with pytest.raises(RequestError, match="cache has room for one of 85"):
+            model.generate(TEXT, endless="sinks", window=86)

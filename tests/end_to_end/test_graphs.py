@@ -140,12 +140,14 @@ def test_the_command(tmp_path: Path, made: dict[str, tuple[Path, Path]]) -> None
     assert "ids int64 [batch, length]" in shown
     assert "LayerNormalization" in shown
     assert "intact" in run(command, ["verify", artifact]).stdout
+    compiled = ["compile", str(made["layers"][0]), "-o", str(tmp_path / "a.llmc")]
     for wrong, code, reason in (
         (["run", artifact, "hello"], 1, "a graph, not a model of text"),
         (["run", artifact, "--input", "ids"], 2, "NAME=FILE.npy"),
         (["run", artifact, "--input", f"ids={made['layers'][0]}"], 1, "not a .npy file"),
         (["run", artifact, "--input", f"other={tmp_path / 'in.npy'}"], 1, "no input 'ids'"),
-        (["compile", str(made["layers"][0]), "-o", str(tmp_path / "a.llmc"), "--bpw", "4"], 1, "not for a graph"),
+        ([*compiled, "--bpw", "4"], 1, "--bpw: not for a graph"),
+        ([*compiled, "--layer-groups", "2"], 1, "--layer-groups: not for a graph"),
     ):
         done = run(command, wrong)
         assert done.exit_code == code, done.output

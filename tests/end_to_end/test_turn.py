@@ -23,10 +23,8 @@ PAGES = 3
 # model_type, config, dtype of the cache, greatest error of a number about 1 in size
 CASES: dict[str, tuple[str, dict[str, Any], str, float]] = {
     "by halves": ("llama", {}, "f32", 1e-5),
-    "bf16": ("llama", {}, "bf16", 0.02),
-    "q8": ("llama", {}, "q8", 0.03),
     "q4": ("llama", {}, "q4", 0.15),
-    "interleaved, a part of a head, twice": ("gptj", {"rotary_dim": 8}, "f32", 1e-5),
+    "interleaved, a part of a head": ("gptj", {"rotary_dim": 8}, "f32", 1e-5),
     "a layer without rope": ("smollm3", {"no_rope_layers": [1, 0]}, "f32", 1e-5),
     "two ropes, windows": (
         "gemma3_text",
@@ -84,10 +82,3 @@ def _tokens(pages: np.ndarray, kv: str, size: int) -> np.ndarray:
     keys, values = kv_pages.KINDS[kv].load(pages, size)
     both = np.stack([keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)])
     return both.reshape(2, -1, *both.shape[3:])[:, : len(IDS)]
-
-
-def test_models_without_turned_keys_have_no_such_function(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    compile_model(tiny_model("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=64), tmp_path / "a.llmc")
-    with llmc.load(tmp_path / "a.llmc") as model:
-        assert model.manifest["functions"] == ["step"]
-        assert model.runner.turn_function is None

@@ -191,6 +191,7 @@ def test_names_of_the_manifest_s_own_choice_are_told_on_one_line(fake_artifact: 
         ("functions", ["turn"]),
         ("invariance", "nearly"),
         ("endless", ["always"]),
+        ("parts", [0, 2]),
     ],
 )
 def test_values_that_make_no_sense(fake_artifact: Path, reseal: Reseal, key: str, value: Any) -> None:
@@ -224,6 +225,14 @@ def test_groups_have_every_layer_once(fake_artifact: Path, reseal: Reseal, layer
     manifest["kv"]["groups"] = [{"layers": each, "window": 0} for each in layers]
     reseal(fake_artifact, manifest)
     assert "groups" in refused(fake_artifact)
+
+
+def test_parts_have_functions_and_every_layer(fake_artifact: Path, reseal: Reseal) -> None:
+    reseal(fake_artifact, manifest_of(fake_artifact) | {"parts": [1, 2], "functions": ["step", "embed", "part_0"]})
+    text = refused(fake_artifact)
+    assert "they have 3 layers in all, and the cache 2" in text
+    assert "head is missing" in text
+    assert "part_1 is missing" in text
 
 
 def test_layers_with_a_window_are_a_group(fake_artifact: Path, reseal: Reseal) -> None:

@@ -80,6 +80,8 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         Options.of({"tempurature": 1, "zzz": 2, "top_k": 3})
     with pytest.raises(RequestError, match="'kind' is no option"):
         Options.of({"kind": "greedy"})
+    with pytest.raises(RequestError, match="'zzz' is no option; top_k: got -1, wanted .*; n: got 0"):
+        Options.of({"zzz": 2, "top_k": -1, "n": 0})
     assert Options.of({"top_k": 3}) == Options(top_k=3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def none(vocab: int) -> Penalties:
     return Penalties(Options(), (), vocab, (), ())
 
 
-@settings(max_examples=300)
+@settings(max_examples=180, deadline=None)
 @given(SMALL | EXTREME, RULES)
 @example(np.zeros(9, np.float32), {"temperature": 1.0, "tail_free": 0.5})
 @example(np.zeros(8, np.float32), {"temperature": 1.0, "typical_p": 0.5})
@@ -116,7 +117,7 @@ def _on_the_edge(logits: Logits, rules: dict[str, Any]) -> bool:
     return twins or len({tuple(definition(logits, Options(**each))) for each in near}) > 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=180, deadline=None)
 @given(ROWS, RULES, st.sampled_from([3, 8, 64]))
 def test_the_likeliest_are_enough_or_it_says_so(logits: Logits, rules: dict[str, Any], top: int) -> None:
     options = Options(**rules)
@@ -177,7 +178,7 @@ def test_the_likeliest_are_mostly_enough() -> None:
     assert kept(candidates_of_top(top, none(32_000)), Options(temperature=1.0, top_k=65)) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 @given(ROWS, st.sampled_from([0.2, 0.7, 1.0, 1.5, 4.0]), st.sampled_from([3, 64]), st.data())
 def test_the_weight_of_the_others_is_within_its_bounds(
     logits: Logits, temperature: float, top: int, data: st.DataObject
@@ -195,7 +196,7 @@ def test_the_weight_of_the_others_is_within_its_bounds(
     assert others * (1 - 1e-9) <= found.most
 
 
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 @given(ROWS, st.integers(0, 2**32), st.sampled_from([3, 8, 64]))
 def test_a_choice_is_the_same_from_the_likeliest_and_from_the_whole_row(logits: Logits, seed: int, top: int) -> None:
     random = np.random.default_rng(seed)
@@ -214,7 +215,9 @@ def test_a_choice_is_the_same_from_the_likeliest_and_from_the_whole_row(logits: 
     few, whole = (Chooser(options, prompt, logits.size, (int(np.argmax(logits)),)) for _ in range(2))
     for step in range(4):
         now = np.roll(logits, step * 7)
-        one, other = few.choose(Row.of(now, top)), whole.choose(Row.of(now, now.size))
+        some = Row.of(now, top)
+        some = replace(some, normalizer=some.normalizer + float(random.choice([-9e-6, 0, 9e-6])))  # as float32 gives it
+        one, other = few.choose(some), whole.choose(Row.of(now, now.size))
         assert one.token == other.token
         few.accept(one)
         whole.accept(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.runtime.decoding.stops import StopMatcher
@@ -21,6 +21,7 @@ def definition(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
+@settings(deadline=None)
 @given(TEXT, STOPS, st.lists(st.integers(0, 30), max_size=8))
 def test_pieces_say_what_the_text_says(text: str, stops: list[str], cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]

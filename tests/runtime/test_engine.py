@@ -182,6 +182,26 @@ def test_logprobs_and_stop_strings(make_engine: MakeEngine, reference: ModuleTyp
     assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
 
 
+def test_samples_of_a_text_without_end(make_engine: MakeEngine) -> None:
+    """The prompt is longer than the window, so what is forked has slid already."""
+    prompt = [int(i) for i in np.random.default_rng(9).integers(6, 97, 50)]
+    wish: dict[str, Any] = {
+        "endless": "reevaluate", "window": 24, "n_keep": 3, "temperature": 1.1, "max_tokens": 40, "ignore_eos": True,
+    }  # fmt: skip
+
+    def engine(**settings: Any) -> Engine:
+        made = make_engine(settings=settings)
+        made.runner.endless = ("reevaluate",)
+        return made
+
+    shared = engine()
+    found = shared.stream(shared.add_query(prompt, Options(n=3, seed=4, **wish)))
+    list(found)
+    wanted = [generate(engine(keep_prefixes=False), prompt, seed=4 + sample, **wish).ids for sample in range(3)]
+    assert [each.ids for each in (found.result, *found.result.others)] == wanted
+    assert generate(shared, prompt, seed=5, **wish).ids == wanted[1]  # of its pages none is kept for what it is not
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

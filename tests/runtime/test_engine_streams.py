@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -207,6 +208,8 @@ def test_closing_the_engine_ends_all(make_engine: MakeEngine) -> None:
     list(stream)
     assert stream.result.finish_reason == "cancelled"
     assert empty(engine)
+    with pytest.raises(RequestError, match="the engine is closed"):
+        engine.add_query(PROMPTS[0])
 
 
 def test_an_error_comes_out_of_the_stream(make_engine: MakeEngine) -> None:
@@ -226,3 +229,16 @@ def test_an_error_comes_out_of_the_stream(make_engine: MakeEngine) -> None:
     assert empty(engine)
     engine.runner.step_function = step
     assert alone(lambda: engine, PROMPTS[0]) == alone(make_engine, PROMPTS[0])
+
+
+def test_a_closed_engine_is_freed_without_a_collection(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    list(engine.stream(engine.add_query(PROMPTS[0], TWENTY)))
+    watched = [weakref.ref(thing) for thing in (engine, engine.runner, engine.runner.pool)]
+    gc.disable()
+    try:
+        engine.close()
+        del engine
+        assert [ref() for ref in watched] == [None] * 3
+    finally:
+        gc.enable()

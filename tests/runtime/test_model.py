@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -150,6 +151,13 @@ def test_a_closed_model_says_so(artifact: Path) -> None:
         pass
     with pytest.raises(RequestError, match="closed"):
         closed.generate("x")
+
+
+def test_a_promise_that_an_artifact_does_not_make(fake_artifact: Path, reseal: Callable[..., None]) -> None:
+    manifest = json.loads((fake_artifact / "manifest.json").read_text())
+    reseal(fake_artifact, manifest | {"invariance": "none"})
+    with pytest.raises(ArtifactError, match="deterministic: its kernels do not promise"):
+        llmc.runtime.load(fake_artifact, deterministic=True)
 
 
 def test_verify_and_progress(artifact: Path) -> None:

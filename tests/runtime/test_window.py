@@ -58,7 +58,7 @@ def say(window: Window, runner: Runner, sequence: Sequence, ids: list[int], rows
     """Logits (N, V) of the text `ids`, at most `rows` in a step."""
     found, at = [], 0
     while at < len(ids):
-        again = window.make_room(runner, sequence, ids[:at])
+        again = window.make_room(runner, sequence, lambda at=at: ids[:at])
         if again:
             runner.prefill([(sequence, again)])
         new = ids[at : at + min(rows, window.rows(sequence))]
@@ -138,7 +138,7 @@ def test_beside_other_queries_and_in_other_steps_nothing_changes(make_runner: Ca
     alone = say(window, runner, runner.new_sequence(), TEXT, 1)
     sequence, plain = runner.new_sequence(), runner.new_sequence()
     for at, token in enumerate(TEXT[:70]):
-        window.make_room(runner, sequence, TEXT[:at])
+        window.make_room(runner, sequence, lambda at=at: TEXT[:at])
         logits = runner.step([(plain, [token]), (sequence, [token])]).logits
         np.testing.assert_array_equal(logits[1], alone[at])
     assert plain.hole == (0, 0)
@@ -157,7 +157,7 @@ def test_a_fork_slides_on_its_own(make_runner: Callable[..., Runner], mode: str)
     for each in (twin, sequence):  # the one that slides first must leave the other one's pages as they are
         logits = []
         for at in range(60, 100):
-            window.make_room(runner, each, TEXT[:at])
+            window.make_room(runner, each, lambda at=at: TEXT[:at])
             logits.append(runner.step([(each, [TEXT[at]])]).logits[0])
             runner.pool.check([sequence, twin])
         np.testing.assert_array_equal(np.stack(logits), whole[60:100])
@@ -176,12 +176,12 @@ def test_a_window_that_finds_no_page_moves_nothing(make_runner: Callable[..., Ru
     say(window, runner, sequence, TEXT[:SIZE], 16)
     runner.prefill([(other, TEXT[:64])])
     with pytest.raises(RequestError, match="full"):
-        window.make_room(runner, sequence, TEXT[:SIZE])
+        window.make_room(runner, sequence, lambda: TEXT[:SIZE])
     assert (sequence.length, sequence.position, sequence.hole) == (SIZE, SIZE, (0, 0))
     runner.pool.check([sequence, other])
     runner.release(other)
     for at in range(SIZE, 60):
-        window.make_room(runner, sequence, TEXT[:at])
+        window.make_room(runner, sequence, lambda at=at: TEXT[:at])
         np.testing.assert_array_equal(runner.step([(sequence, [TEXT[at]])]).logits[0], whole[at])
 
 
@@ -193,7 +193,7 @@ def test_layers_with_a_window_of_their_own_give_their_pages_back(make_runner: Ca
     assert window is not None
     sequence = tables.new_sequence()
     for at in range(250):
-        window.make_room(tables, sequence, TEXT)
+        window.make_room(tables, sequence, lambda: TEXT)
         tables.step([(sequence, [TEXT[at % len(TEXT)]])])
         tables.pool.check([sequence])
         held = sum(page >= 0 for page in sequence.tables[1])
