@@ -132,12 +132,12 @@ class Engine:
         choices: list[tuple[Query, Choice, bool]] = []
         for id_, (token, ends) in chosen.items():
             query = self._queries.get(id_)
-            if query is None or not query.awaits_commit:
+            row = None if query is None else query.answers[0].row
+            if query is None or row is None or not query.awaits_commit:
                 raise RequestError(f"query {id_}: it does not wait for a token")
-            (answer,) = query.going
-            assert answer.chooser is not None
-            assert answer.row is not None
-            choices.append((query, answer.chooser.of(answer.row, token), ends))
+            chooser = query.answers[0].chooser
+            assert chooser is not None
+            choices.append((query, chooser.of(row, token), ends))
         for query, choice, ends in choices:
             query.awaits_commit = False
             self._wish(lambda query=query, choice=choice, ends=ends: self._commit(query, choice, ends))  # type: ignore[misc]
@@ -319,8 +319,8 @@ class Engine:
         self._tell(query, results)
 
     def _commit(self, query: Query, choice: Choice, ends: bool) -> None:
-        if query.state != "ended":
-            (answer,) = query.going
+        (answer,) = query.answers
+        if query.state != "ended" and answer.row is not None:  # nobody else was faster
             self._tell(query, [say(query, answer, choice, ends, self._room)])
 
     def _fail(self, query: Query, error: Exception) -> None:

@@ -155,6 +155,8 @@ class Scheduler:
 
     def _read(self, plan: Plan, query: Query, answer: Answer, budget: int, paced: bool) -> int:
         """Plan as much of what an answer has to read as the budget allows; what that takes of it."""
+        if budget <= 0:
+            return 0
         assert answer.sequence is not None
         slot = answer.sequence.length
         most = len(answer.todo) if query.whole else rows_within(budget, slot, paced)

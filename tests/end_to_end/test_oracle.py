@@ -15,7 +15,7 @@ from llmc.compiler.driver import compile_model
 from llmc.runtime import Engine, Model
 
 SCHEDULES = 20
-_WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+_WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
 # What is particular -> model_type, its config, format of weights, format of pages.
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "f32": ("llama", {}, "f32", "f32"),
