@@ -75,7 +75,9 @@ def _branch(query: Query, room: Room) -> None:
     assert first.sequence is not None
     for twin in query.unborn:
         twin.sequence = room.pool.fork(first.sequence)
-        twin.row, twin.todo, twin.slid = first.row, list(twin.ids), first.slid
+        twin.todo, twin.slid = list(twin.ids), first.slid
+        if not twin.ids:  # else what it has, if it has any, are its own: they waited for other beams
+            twin.row = first.row
     first.todo = list(first.ids)
     query.unborn = []
 

@@ -54,6 +54,11 @@ class Plan:
         """All that it is about, each once."""
         return list(dict.fromkeys([*self.sources, *(portion.query for portion in self.portions)]))
 
+    def of_running(self) -> Plan:
+        """The same without queries that have given way since they were planned."""
+        portions = [portion for portion in self.portions if portion.query.state == "running"]
+        return Plan([query for query in self.sources if query.state == "running"], portions, self.failed)
+
 
 class Scheduler:
     """Queries that wait and that run, and who is next. rows: a step's rows at most, unless more answers go on."""
@@ -95,9 +100,9 @@ class Scheduler:
         """What to do next; empty when there is nothing."""
         plan = Plan()
         budget = self._continue(plan)
+        plan = plan.of_running()  # before any of those that gave way is let in again
         self._let_in(plan, budget)
-        here = [portion for portion in plan.portions if portion.query.state == "running"]
-        return Plan([query for query in plan.sources if query.state == "running"], here, plan.failed)
+        return plan.of_running()
 
     @property
     def _last(self) -> Query:
@@ -127,7 +132,8 @@ class Scheduler:
         paced = bool(plan.portions)
         budget = max(1, self.rows - len(plan.portions))  # prompts get on however many answers there are
         for query, answer in reading:
-            budget -= self._read(plan, query, answer, budget, paced)
+            if query.state == "running":  # it may have given way meanwhile
+                budget -= self._read(plan, query, answer, budget, paced)
         return budget
 
     def _slide(self, plan: Plan, query: Query, answer: Answer) -> bool:

@@ -20,7 +20,9 @@ from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import file_sha256
 
-_CPU, _DEVICE_ID, _POOLED = 1, 0, 2  # DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kPooled
+# DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kNaive. kPooled keeps buffers of every number of rows that a
+# step ever had, so memory would grow for as long as new ones come; it is no faster.
+_CPU, _DEVICE_ID, _NAIVE = 1, 0, 1
 _MAPS = Path("/proc/self/maps")
 _ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
 
@@ -43,7 +45,7 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
         artifact.check_unchanged(name)
         try:
             executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
-            executable["vm_initialization"](_CPU, _DEVICE_ID, _POOLED)
+            executable["vm_initialization"](_CPU, _DEVICE_ID, _NAIVE)
             functions: list[Callable[..., Any]] = [executable[name] for name in names]
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.window import Window
 from llmc.runtime.errors import CacheFull
 from llmc.runtime.generate import Generation, Options
 
@@ -102,6 +103,33 @@ def test_pages_that_are_refused_make_somebody_give_way(
     ]
     assert engine.stats.preempted > 0
     assert sum(each.finish_reason == "error" for each in found) < 3
+
+
+@pytest.mark.parametrize("way", ["sinks", "reevaluate"])
+def test_who_gives_way_while_it_is_planned_is_planned_anew(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """One of its answers is in the plan already, the other finds no page to slide, and then there is room again."""
+    slide, calls = Window.make_room, iter(range(10**6))
+
+    def refusing(window: Window, *given: Any) -> list[int]:
+        if next(calls) == 1:
+            raise CacheFull("no page to be had")
+        return slide(window, *given)
+
+    def samples() -> list[list[int]]:
+        engine = make_engine(settings={"keep_prefixes": False})
+        engine.runner.endless = (way,)
+        engine.add_query([7] * 20, Options(max_tokens=90, ignore_eos=True))
+        wish = Options(n=2, temperature=1.1, seed=3, max_tokens=40, ignore_eos=True, endless=way, window=24)
+        stream = engine.stream(engine.add_query([8] * 6, wish))
+        list(stream)
+        return [each.ids for each in (stream.result, *stream.result.others)]
+
+    wanted = samples()
+    monkeypatch.setattr(Window, "make_room", refusing)
+    assert samples() == wanted
+    assert next(calls) > 2
 
 
 def test_pages_that_others_hold_are_an_error_not_a_hang(make_engine: MakeEngine) -> None:

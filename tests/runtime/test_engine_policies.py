@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from llmc.runtime.engine import scheduler
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.generate import Generation, Options
 
@@ -111,3 +112,40 @@ def test_a_query_that_waits_for_its_caller_can_give_way(
     plain.add_query([*[7] * 20, 33], Options(max_tokens=3), choose="caller")
     assert [result.token for result in told] == [33, None]
     assert told[1].row.logits.tolist() == pytest.approx(plain.infer()[0].row.logits.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("every", [5, 6, 7])
+def test_beams_that_wait_for_others_keep_their_own_logits(make_engine: MakeEngine, every: int) -> None:
+    """Read again in chunks, some beams have logits before others; then the search has to give way once more."""
+    wish = Options(beams=3, n=3, max_tokens=14, ignore_eos=True)
+    prompt = [7, 63, 9, 63, 50]
+    found = []
+    for chunk, times in ((512, 0), (4, 8)):
+        engine = make_engine(chunk=chunk, settings={"keep_prefixes": False})
+        engine.add_query(prompt, wish)
+        steps, results = 0, []
+        while engine.query_count:
+            results += engine.infer()
+            steps += 1
+            if steps % every == 0 and engine.stats.preempted < times and engine.stats.running:
+                engine._scheduler.give_way()
+        assert engine.stats.preempted == times
+        done = results[-1].done
+        assert done is not None
+        found.append([each.ids for each in (done, *done.others)])
+    assert found[0] == found[1]
+
+
+def test_prompts_beyond_a_step_s_budget_wait(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's rows far into a text may cost more than a step has: nothing is left for who comes next, no less."""
+    monkeypatch.setattr(scheduler, "_FAR_SLOTS", 1)
+    engine = make_engine(chunk=20, settings={"keep_prefixes": False})
+    engine.add_query([5], Options(max_tokens=60, ignore_eos=True))
+    first, second = (
+        engine.add_query([first, *range(1, 80)], Options(max_tokens=1, prefill_chunk=rows))
+        for first, rows in ((7, 4), (8, 1))
+    )
+    done = {}
+    while engine.query_count:
+        done |= {result.id: result.done for result in engine.infer() if result.done}
+    assert [done[query].finish_reason for query in (first, second)] == ["length", "length"]
