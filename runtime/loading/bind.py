@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.loading.weights import ALIGN
 from llmc.runtime.parts import Parts
 from llmc.runtime.runner import Step
@@ -37,8 +38,12 @@ def bind(
         return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
 
     cache, stored = tensors(pages), tensors(weights)
+    thread = OneThread()
 
     def call(name: str, function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
+        return thread.run(partial(called, name, function, arrays))
+
+    def called(name: str, function: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         library.use_threads(threads)
         bound = (stored,) if name in _WITHOUT_CACHE else (cache, stored)
         found = function(*map(ffi.from_dlpack, arrays), *bound)

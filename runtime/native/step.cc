@@ -22,7 +22,7 @@ namespace ffi = tvm::ffi;
 
 constexpr DLDevice kCpu = {kDLCPU, 0};
 constexpr DLDataType kInt32 = {kDLInt, 32, 1}, kFloat32 = {kDLFloat, 32, 1};
-constexpr int kPooled = 2;   // tvm::runtime::memory::AllocatorType
+constexpr int kNaive = 1;    // tvm::runtime::memory::AllocatorType; a pool would keep buffers of every number of rows
 constexpr int kAnyCore = 0;  // mode of runtime.config_threadpool: neither big nor little cores
 constexpr size_t kAlign = 64;
 
@@ -133,7 +133,7 @@ Step::Step(const std::string& folder, const Manifest& manifest, const Variant& v
   try {
     ffi::Module module = ffi::Module::LoadFromFile(library);
     ffi::Module executable = module->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
-    executable->GetFunction("vm_initialization").value()(int(kDLCPU), 0, kPooled);
+    executable->GetFunction("vm_initialization").value()(int(kDLCPU), 0, kNaive);
     ffi::Function step = executable->GetFunction("step").value();
     ffi::Function configure = ffi::Function::GetGlobalRequired("runtime.config_threadpool");
     loaded_.reset(new Loaded{module, executable, step, configure, {}, {}, manifest.kv.groups, threads, manifest.vocab});
