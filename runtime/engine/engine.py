@@ -28,6 +28,7 @@ from llmc.runtime.engine.step import Stepper
 from llmc.runtime.engine.streams import AsyncTextStream, Results, TextStream
 from llmc.runtime.engine.turns import Turns
 from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.runner import Ids, Runner
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -38,9 +39,9 @@ _PREFILLS = {"chunked": Scheduler, "layered": LayeredScheduler}
 class Engine:
     """Runs queries together: whatever a step has room for goes into it. Safe to use from several threads.
 
-    A query never waits for another one to end, only for pages of the cache. There is no thread behind it: whoever
-    wants a result (`infer`, `follow`, `stream`, `astream`) runs the next step, for all queries, or waits for the one
-    that someone else is running.
+    A query never waits for another one to end, only for pages of the cache. Nothing goes on behind it: whoever wants a
+    result (`infer`, `follow`, `stream`, `astream`) runs the next step, for all queries, or waits for the one that
+    someone else is running. Steps run in the thread that asked first, and for all other threads in one beside it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         self._scheduler = _PREFILLS[prefill](self._room, self._policy, runner.prefill_chunk, most_running)
         self._stepper = Stepper(runner, self._scheduler)
         self._turns = Turns()
+        self._thread = OneThread()
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count(1)
         self._queries: dict[int, Query] = {}
@@ -113,7 +115,7 @@ class Engine:
         """
         self._turns.take()
         try:
-            self._drive()
+            self._thread.run(self._drive)
         finally:
             self._give_turn()
         results = []
@@ -209,7 +211,7 @@ class Engine:
             if not self._turns.take(told):
                 return
             try:
-                worked = self._drive()
+                worked = self._thread.run(self._drive)
             finally:
                 self._give_turn()
             if not worked:
@@ -229,7 +231,7 @@ class Engine:
         """Run a step unless someone else does."""
         if self._turns.try_take():
             try:
-                self._drive()
+                self._thread.run(self._drive)
             finally:
                 self._give_turn()
 
