@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from llmc.runtime.decoding.candidates import Row
+from llmc.runtime.engine.freed_memory import EVERY_STEPS, give_back
 from llmc.runtime.engine.query import Query
 from llmc.runtime.engine.scheduler import Plan, Portion, Scheduler
 from llmc.runtime.errors import CacheFull
@@ -30,8 +31,11 @@ class Stepper:
         If a call fails, its queries are tried again in halves, and one that fails by itself is given to `fail`. If it
         fails for want of pages, a query gives way.
         """
+        before = self.steps
         self._in_parts(plan.sources, lambda query: query, self._encode, fail)
         self._in_parts(plan.portions, lambda portion: portion.query, self._feed, fail)
+        if before // EVERY_STEPS != self.steps // EVERY_STEPS:
+            give_back()
 
     def _in_parts(
         self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None], fail: Fail
