@@ -27,6 +27,7 @@ from engine_case import Row, arguments, show, with_artifact
 
 import llmc
 from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.errors import LlmcError
 
 WORKERS, CACHE_PAGES = 12, 40
@@ -194,7 +195,11 @@ def check(engine: Any, runner: Any, vocab: int, seed: int, soaked: Soaked, every
 
 
 def own_bytes() -> int:
-    """Memory of this process that is no file's: weights come in from their file as tokens touch them."""
+    """Memory of this process that is no file's: weights come in from their file as tokens touch them.
+
+    What the allocator only keeps is given back first, as the engine does now and then.
+    """
+    give_back()
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
