@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.decoding.temperature import weights
+from llmc.runtime.decoding.top_k import top_k
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.loading.manifest import Pooling
@@ -40,27 +42,25 @@ def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tupl
 
     Raises RequestError for a text longer than the model's context, before any is read.
     """
-    for number, ids in enumerate(texts):
-        check_source(number, len(ids), engine.runner.context)
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    number_of = {engine.add_text(texts[number]): number for number in order}
-    for result in engine.follow(number_of):
-        if result.rows is None:
-            raise LlmcError(result.error or "the text was not read")
-        yield number_of[result.id], result.rows
-
-
-def check_source(number: int, tokens: int, context: int) -> None:
-    """Raise RequestError where text `number`, from 0, is longer than an encoder reads."""
-    if tokens > context:
-        raise RequestError(
-            f"text {number + 1} has {tokens} tokens, and the model reads {context}; shorten it, or ask for it to be cut"
-        )
+    number_of = dict[int, int]()
+    try:
+        for number in order:
+            try:
+                number_of[engine.add_text(texts[number])] = number
+            except RequestError as error:
+                raise RequestError(f"text {number + 1}: {error}") from None
+        for result in engine.follow(number_of):
+            if result.rows is None:
+                raise LlmcError(result.error or "the text was not read")
+            yield number_of[result.id], result.rows
+    finally:
+        for query in number_of:
+            engine.cancel(query)
 
 
 def best(logits: F32, count: int) -> list[tuple[int, float]]:
     """The `count` likeliest ids of one row (V,), with their probabilities."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    shifted /= shifted.sum()
-    order = np.argsort(-shifted, kind="stable")[:count]
-    return [(int(i), float(shifted[i])) for i in order]
+    weight = weights(logits, 1.0)
+    weight /= weight.sum()
+    return [(int(i), float(weight[i])) for i in top_k(weight, count)]

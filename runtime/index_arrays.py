@@ -58,7 +58,7 @@ def source_arrays(sources: SequenceOf[Sequence]) -> list[I32]:
 
 
 def aligned(lengths: list[int]) -> list[I32]:
-    """Uninitialised int32 arrays of these lengths, each starting at a multiple of 64 bytes."""
+    """Uninitialised arrays of so many int32 each, or of as many float32 seen so, from multiples of 64 bytes on."""
     starts, at = [], 0
     for length in lengths:
         starts.append(at)

@@ -165,8 +165,7 @@ class Model:
             raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
         each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
         ids = [self._prompt_ids(prompt, common.endless) for prompt in prompts]
-        done = {part.index: part.done for part in self._parts(ids, each)}  # the last part of each has it
-        return [whole for index in range(len(prompts)) if (whole := done[index]) is not None]
+        return _wholes(self._parts(ids, each))
 
     def save_session(self, path: str | os.PathLike[str], prompt: Prompt, salt: str = "", note: str = "") -> None:
         """Write what the cache has of `prompt` to a file, with a note; what it lacks is read first.
@@ -207,9 +206,7 @@ class Model:
         `truncate` cuts texts that are longer than the model reads. Raises RequestError for a language the model does
         not know, one it wants to be told, or a model without an encoder.
         """
-        parts = self.translate_parts(texts, source_language, target_language, truncate, **options)
-        done = {part.index: part.done for part in parts}  # the last part of each text has it
-        return [whole for index in range(len(texts)) if (whole := done[index]) is not None]
+        return _wholes(self.translate_parts(texts, source_language, target_language, truncate, **options))
 
     def translate_parts(
         self, texts: SequenceOf[str], source_language: str | None = None, target_language: str | None = None,
@@ -338,6 +335,12 @@ def _drained(stream: TextStream) -> Generation:
     for _ in stream:
         pass
     return stream.result
+
+
+def _wholes(parts: Iterable[Part]) -> list[Generation]:
+    """The generations, in the order of what was asked."""
+    done = {part.index: part.done for part in parts if part.done is not None}
+    return [done[index] for index in sorted(done)]
 
 
 def _lead(manifest: Manifest) -> tuple[int, ...]:

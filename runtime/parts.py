@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.index_arrays import aligned
+
 if TYPE_CHECKING:
     from llmc.runtime.runner import Feed
 
 F32 = NDArray[np.float32]
 ArraysOf = Callable[[SequenceOf[int]], list[NDArray[np.int32]]]  # numbers of feeds -> a step's arrays of these alone
-
-_ALIGN = 64
 
 
 @dataclass
@@ -109,9 +109,6 @@ class _Rows:
         if self._x is not None and members == self._members:
             return self._x
         parts = [x for number in members if (x := self.apart[number]) is not None]
-        width = parts[0].shape[1]
-        count = sum(map(len, parts))
-        size = count * width * parts[0].itemsize
-        memory = np.empty(size + _ALIGN, np.uint8)
-        shift = -memory.ctypes.data % _ALIGN
-        return np.concatenate(parts, out=memory[shift : shift + size].view(parts[0].dtype).reshape(count, width))
+        count, width = sum(map(len, parts)), parts[0].shape[1]
+        (memory,) = aligned([count * width])
+        return np.concatenate(parts, out=memory.view(np.float32).reshape(count, width))

@@ -79,7 +79,7 @@ class Output:
 
 @dataclass
 class Runner:
-    """A loaded step with its cache. `step_function` takes NumPy arrays and returns two; model.py binds the real one.
+    """A loaded step with its cache. `step_function`: see `Step`; loading/bind.py binds the real one.
 
     `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.
     `turn_function`: see `turn`; None where keys do not know positions. `endless`: how a text can go on in a full cache.

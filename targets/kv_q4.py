@@ -104,14 +104,7 @@ class Q4Pages(CodePages):
                 T.buffer_store(x, butterfly(x[at], distance), [at])
             distance *= 2
         while distance < block:
-            apart = distance // LANES
-            with T.serial(0, steps // 2) as pair:
-                first = T.floordiv(pair, apart) * (2 * apart) + T.floormod(pair, apart)
-                a, b = lanes(first * LANES), lanes((first + apart) * LANES)
-                both = registers((LANES,), "float32")
-                T.buffer_store(both, x[a], [lanes(0)])
-                T.buffer_store(x, both[lanes(0)] + x[b], [a])
-                T.buffer_store(x, both[lanes(0)] - x[b], [b])
+            _sums_and_differences(x, steps, distance // LANES)
             distance *= 2
         with T.serial(0, steps) as step:
             at = lanes(step * LANES)
@@ -131,13 +124,7 @@ class Q4Pages(CodePages):
         block = rotated_block(self.size)
         distance = 1
         while distance < block:
-            with T.serial(0, self.size // 2) as pair:
-                first = T.floordiv(pair, distance) * (2 * distance) + T.floormod(pair, distance)
-                a, b = lanes(first * PAGE), lanes((first + distance) * PAGE)
-                both = registers((LANES,), "float32")
-                T.buffer_store(both, x[a], [lanes(0)])
-                T.buffer_store(x, both[lanes(0)] + x[b], [a])
-                T.buffer_store(x, both[lanes(0)] - x[b], [b])
+            _sums_and_differences(x, self.size, distance)
             distance *= 2
         with T.serial(0, self.size) as d:
             T.buffer_store(x, x[lanes(d * PAGE)] * splat(f32(block**-0.5)), [lanes(d * PAGE)])
@@ -242,3 +229,14 @@ class Q4Pages(CodePages):
 
     def _wide(self, page: Any, side: int, head: Any, at: Any) -> Any:
         return T.cast(self.bytes(page, side, head, at), "int32x16")
+
+
+def _sums_and_differences(x: Any, count: int, apart: int) -> None:
+    """Vectors a and b that stand `apart` from each other among the `count` of x become a + b and a - b."""
+    with T.serial(0, count // 2) as pair:
+        first = T.floordiv(pair, apart) * (2 * apart) + T.floormod(pair, apart)
+        a, b = lanes(first * LANES), lanes((first + apart) * LANES)
+        both = registers((LANES,), "float32")
+        T.buffer_store(both, x[a], [lanes(0)])
+        T.buffer_store(x, both[lanes(0)] + x[b], [a])
+        T.buffer_store(x, both[lanes(0)] - x[b], [b])

@@ -79,7 +79,7 @@ class Engine:
         self._scheduler = _PREFILLS[prefill](self._room, self._policy, runner.prefill_chunk, most_running)
         self._stepper = Stepper(runner, self._scheduler)
         self._turns = Turns()
-        self._thread = OneThread()
+        self._thread = OneThread()  # not the runner's: that one's calls wait for no lock, so a turn may wait for it
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count(1)
         self._queries: dict[int, Query] = {}

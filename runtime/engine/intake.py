@@ -16,7 +16,7 @@ from llmc.runtime.loading.manifest import PAGE_TOKENS
 from llmc.runtime.runner import Ids, Runner, as_ids
 from llmc.runtime.text.tokenizer import Tokenizer
 
-_ENDLESS_TOKENS = 2**62
+_ENDLESS_TOKENS = 2**31 - 1  # positions are int32
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def test_what_an_encoder_is_not_for(encoder: Callable[[str, Any], Path]) -> None
         for call in (lambda: model.generate("a"), lambda: model.evaluate("a cat " * 40)):
             with pytest.raises(RequestError, match="it was compiled to embed"):
                 call()
-        with pytest.raises(RequestError, match="text 2 has 82 tokens, and the model reads 64"):
+        with pytest.raises(RequestError, match="text 2: it has 82 tokens, and the model reads 64"):
             model.embed(["a", "a " * 80])
         assert model.embed(["a", "a " * 80], truncate=True).shape == (2, 32)
         with pytest.raises(RequestError, match="at least one text"):

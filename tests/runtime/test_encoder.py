@@ -55,9 +55,10 @@ def test_texts_come_back_whole_and_in_few_steps(make: MakeEngine) -> None:
 
 def test_a_text_too_long_is_refused_before_any_is_read(make: MakeEngine) -> None:
     steps: list[int] = []
-    with pytest.raises(RequestError, match="text 2 has 21 tokens, and the model reads 20"):
-        list(encode_rows(make(steps), [[1], [2] * 21]))
+    with pytest.raises(RequestError, match="text 2: it has 21 tokens, and the model reads 20"):
+        list(encode_rows(engine := make(steps), [[1], [2] * 21]))
     assert steps == []
+    assert engine.query_count == 0  # the text that fitted was taken back
 
 
 def test_outputs_that_are_no_numbers(make: MakeEngine) -> None:
