@@ -143,3 +143,9 @@ def test_a_file_is_named_after_what_it_holds(path: Path) -> None:
 def test_a_module_says_what_it_is(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert not tree.body or ast.get_docstring(tree), "the first line is a docstring"
+
+
+def test_what_tests_import_has_a_name_of_its_own() -> None:
+    """Their folders are put on one path, so that of two files of one name only the first would be found."""
+    names = [path.name for path in TESTS if not path.name.startswith("test_") and path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))

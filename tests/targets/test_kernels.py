@@ -29,7 +29,7 @@ from kernel_cases import (
     run,
     run_rows,
 )
-from latent_cases import LATENT_CASES
+from latent_kernel_cases import LATENT_CASES
 
 FLAGS = targets.cpu_flags()
 NEWER = {"avx512_vnni", "avx512vbmi", "avx_vnni"}

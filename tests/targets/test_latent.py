@@ -13,7 +13,7 @@ from llmc.compiler.kv_pages import KINDS
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import attention
 from kernel_cases import BLOCK_FORMATS, fixed, run
-from latent_cases import LATENT_CASES, head_linear_case
+from latent_kernel_cases import LATENT_CASES, head_linear_case
 from test_kernels import VARIANTS, WIDTHS
 
 
