@@ -21,7 +21,7 @@ from llmc.targets.vector import dot4, f32, fma, i32, splat
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     body = i8_body(target, _format(attrs), int(shapes[0][1]) * 4)
-    return template(["int32", "float32", "float32", "int32"], shapes, body)
+    return template(target, ["int32", "float32", "float32", "int32"], shapes, body)
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
@@ -48,7 +48,7 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
     """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
     if attrs["format"] == "f32":
         return f32_linear(target, shapes, attrs)
-    return template(["float32", "int32"], shapes, packed_body(target, _format(attrs), int(shapes[0][1])))
+    return template(target, ["float32", "int32"], shapes, packed_body(target, _format(attrs), int(shapes[0][1])))
 
 
 def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:

@@ -143,10 +143,10 @@ class Tile:
 
     def _prefetch(self, index: Any) -> None:
         """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
-        if not self.target.prefetch_bytes:
+        if not self.target.knobs.prefetch_bytes:
             return
         words = int(self.weight.shape[1])
-        ahead = self.tile * words + index + self.target.prefetch_bytes // 4
+        ahead = self.tile * words + index + self.target.knobs.prefetch_bytes // 4
         prefetch(self.weight.access_ptr("r", offset=ahead))
 
 

@@ -35,7 +35,7 @@ def head_linear(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
 
         return reduce
 
-    return template([*left_types, weight_type], shapes, body)
+    return template(target, [*left_types, weight_type], shapes, body)
 
 
 def latent_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -1,6 +1,6 @@
 """Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one loop nest for every format and row count.
 
-A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `ROW_BLOCK` input
+A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `row_block` input
 rows; inside, rows go in groups of 8, 4, 2, 1 that share each weight register. Every row's sum runs over K in the same
 order whatever its group, so a row's result never depends on the rows beside it.
 """
@@ -19,7 +19,6 @@ from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
 from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
 
-ROW_BLOCK = 128  # rows whose activations stay in the second-level cache while weights stream
 ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots fit in 32 registers
 
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
@@ -28,7 +27,7 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
-    return template(["float32", "float32"], shapes, f32_body(int(shapes[0][1])))
+    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])))
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -52,7 +51,7 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    return template(["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])))
+    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])))
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
@@ -75,7 +74,9 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
     return body
 
 
-def template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]) -> tirx.PrimFunc:
+def template(
+    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]
+) -> tirx.PrimFunc:
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
     `dtypes` are the operands'.
@@ -86,8 +87,9 @@ def template(dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], R
         *buffers, out = arguments([*dtypes, "float32"], shapes)
         rows = shapes[0][0]
         reduce = body(buffers)
-        with T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block, T.parallel(0, tiles) as tile:
-            _row_groups(reduce, out, width, tile, block * ROW_BLOCK, T.min(rows - block * ROW_BLOCK, ROW_BLOCK))
+        size = target.knobs.row_block
+        with T.serial(0, T.ceildiv(rows, size)) as block, T.parallel(0, tiles) as tile:
+            _row_groups(reduce, out, width, tile, block * size, T.min(rows - block * size, size))
     return builder.get()
 
 
@@ -131,10 +133,12 @@ def put(registers: Any, index: int, value: Any) -> None:
 
 def _prefetch(target: Target, weight: Any, where: list[Any]) -> None:
     """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
-    if not target.prefetch_bytes:
+    if not target.knobs.prefetch_bytes:
         return
     strides = [1]
     for size in reversed(list(weight.shape)[1:]):
         strides.insert(0, strides[0] * int(size))
-    offset = sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.prefetch_bytes // 4
+    offset = (
+        sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.knobs.prefetch_bytes // 4
+    )
     prefetch(weight.access_ptr("r", offset=offset))

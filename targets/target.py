@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
+from llmc.targets.knobs import Knobs
 
 # Linux's name of a CPU flag -> LLVM's. Only what a kernel asks for, or what plain code gains from.
 _X86_FEATURES = {
@@ -40,7 +41,7 @@ class Target:
     name: str
     arch: str  # "x86_64" or "aarch64"
     requires: tuple[str, ...]
-    prefetch_bytes: int = 2048  # how far ahead a weight stream is asked for
+    knobs: Knobs = Knobs()
 
     @property
     def linker(self) -> str:
@@ -93,7 +94,7 @@ def portable(arch: str) -> Target:
     """No intrinsics beyond the architecture's baseline."""
     if arch not in ("x86_64", "aarch64"):
         raise LlmcError(f"no target for architecture {arch!r}; llmc knows: x86_64, aarch64")
-    return Target(f"cpu-portable-{arch}", arch, (), prefetch_bytes=0)
+    return Target(f"cpu-portable-{arch}", arch, (), Knobs(prefetch_bytes=0))
 
 
 TARGETS = {

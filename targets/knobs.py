@@ -1,0 +1,13 @@
+"""What of a kernel may be tuned: the same results to the last bit, at another speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The tuning of one kernel. Defaults are what most machines do well with."""
+
+    prefetch_bytes: int = 2048  # how far ahead a weight stream is asked for; 0 asks for nothing
+    row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
