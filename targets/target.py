@@ -31,6 +31,8 @@ _FEATURES = {
     },
     "aarch64": {"asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm"},
 }
+# Those of them that nothing uses but a kernel that asks for them: without such a kernel code is the same.
+_ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "asimddp", "i8mm"})
 _AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
@@ -51,6 +53,7 @@ _VARIANTS = {
         "cpu-aarch64": ("asimd",),
     },
 }
+ARCHITECTURES = tuple(_VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class Target:
     def has(self, flag: str) -> bool:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
+
+    def serves(self, other: Target) -> bool:
+        """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
+        return self.arch == other.arch and set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
 
     def llvm(self) -> Any:
         """The TVM target: the feature list, never a CPU's name (hypervisors report wrong models)."""
