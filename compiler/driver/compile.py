@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact, pipeline
 from llmc.compiler.driver.compile_graph import is_graph, write_graph
+from llmc.compiler.driver.libraries import write_libraries
 from llmc.compiler.driver.request import Request, check_request, read_spec
-from llmc.compiler.driver.write import write_library, write_weights
+from llmc.compiler.driver.write import write_weights
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.parts import part_sizes
 
@@ -41,7 +42,8 @@ def compile_model(
     source: str | Path, output: str | Path, *, quant: str = "auto", kv: str = "auto", target: str = "cpu",
     spec: str | Path | None = None, bpw: float | None = None, size: int | None = None,
     calib: str | Path | None = None, recipe: str | Path | None = None, activations: str = "auto",
-    check: bool = False, seed: int = 0, layer_groups: int | None = None, progress: Progress | None = None,
+    check: bool = False, seed: int = 0, layer_groups: int | None = None, tvm_runtime: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
@@ -50,15 +52,15 @@ def compile_model(
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
     weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
-    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `spec` is a
-    TOML file that replaces the derived spec. Raises LlmcError, before any work, for what
-    is not understood.
+    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `tvm_runtime`
+    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `spec` is a TOML
+    file that replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     request = Request(
         source, Path(output), quant, kv, target, _path(spec), bpw, size, _path(calib), _path(recipe), activations,
-        check, seed, layer_groups,
+        check, seed, layer_groups, _path(tvm_runtime),
     )  # fmt: skip
     chosen = check_request(request)
     if is_graph(request):
@@ -74,7 +76,9 @@ def compile_model(
     )  # fmt: skip
 
 
-def _model_artifact(request: Request, target: targets.Target, report: Progress) -> tuple[dict[str, Any], Loss | None]:
+def _model_artifact(
+    request: Request, chosen: Sequence[targets.Target], report: Progress
+) -> tuple[dict[str, Any], Loss | None]:
     """Read the model, choose formats, write; the manifest, and what was measured."""
     from llmc.compiler.driver.plan import make_plan
     from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
@@ -84,7 +88,7 @@ def _model_artifact(request: Request, target: targets.Target, report: Progress) 
     try:
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
-        return write_artifact(request, target, model, make_plan(request, model, report), report)
+        return write_artifact(request, chosen, model, make_plan(request, model, report), report)
     finally:
         model.close()
 
@@ -94,9 +98,9 @@ def _path(value: str | Path | None) -> Path | None:
 
 
 def write_artifact(
-    request: Request, target: targets.Target, model: Any, plan: Plan, report: Progress
+    request: Request, chosen: Sequence[targets.Target], model: Any, plan: Plan, report: Progress
 ) -> tuple[dict[str, Any], Loss | None]:
-    """Write the artifact of a planned compile; its manifest, and what was measured."""
+    """Write the artifact of a planned compile, with a library for each target; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
     from llmc.frontends.graph.build import build
     from llmc.targets.lower import lower
@@ -108,13 +112,13 @@ def write_artifact(
     stored, step = _passed(module, model.spec, plan.recipe, request.activations == "f32", report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
-        variant = write_library(folder, lambda: lower(step, target), target, report)
+        variants = write_libraries(folder, lambda target: lower(step, target), chosen, request.tvm_runtime, report)
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in step.functions)
-        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant, functions, parts)
+        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variants, functions, parts)
         _write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
-        loss = plan.measure(folder, target, report)
+        loss = plan.measure(folder, chosen, report)
         if loss is not None:
             manifest["quantization"]["loss"] = loss.as_dict()
             artifact.write_manifest(folder, manifest)

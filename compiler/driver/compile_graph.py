@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler import artifact
+from llmc.compiler.driver.libraries import write_libraries
 from llmc.compiler.driver.recipe import describe
 from llmc.compiler.driver.request import Request
-from llmc.compiler.driver.write import write_library, write_weights
+from llmc.compiler.driver.write import write_weights
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 
@@ -33,7 +34,7 @@ def is_graph(request: Request) -> bool:
     return Path(request.source).suffix in GRAPHS and Path(request.source).is_file() and request.spec is None
 
 
-def write_graph(request: Request, target: targets.Target, report: Any) -> dict[str, Any]:
+def write_graph(request: Request, chosen: Sequence[targets.Target], report: Any) -> dict[str, Any]:
     """Write the artifact of a graph; its manifest."""
     asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
     if asked:
@@ -47,9 +48,11 @@ def write_graph(request: Request, target: targets.Target, report: Any) -> dict[s
 
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, None, report)
-        variant = write_library(folder, lambda: lower_graph(step, target), target, report)
+        variants = write_libraries(
+            folder, lambda target: lower_graph(step, target), chosen, request.tvm_runtime, report
+        )
         report("write", 0, 1)
-        manifest = describe_graph(graph, recipe, stored, weights, variant)
+        manifest = describe_graph(graph, recipe, stored, weights, variants)
         artifact.write_manifest(folder, manifest)
     return manifest
 
@@ -106,7 +109,7 @@ def _in_format(graph: Imported, matrix: Packed) -> StoredWeight:
 
 def describe_graph(
     graph: Imported, recipe: dict[str, str], stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variant: dict[str, Any],
+    variants: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
     values = [*graph.weights.values(), *graph.matrices.values()]
@@ -125,7 +128,7 @@ def describe_graph(
             "formats": recipe,
             "tensors": dict(Counter(w.format for w in stored)),
         },
-        "variants": [variant],
+        "variants": variants,
         "runtime": "lib/libtvm_runtime.so",
         "weights": weights,
         "compiler": {

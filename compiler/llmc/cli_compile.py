@@ -104,7 +104,12 @@ Formats, with bits per weight:
     metavar="TARGET",
     default="cpu",
     show_default=True,
-    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture.",
+    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture; cpu:x86_64, cpu:aarch64.",
+)
+@click.option(
+    "--tvm-runtime",
+    metavar="FILE",
+    help="TVM's runtime for a target of another architecture: an apache-tvm wheel, or libtvm_runtime.so.",
 )
 @click.option(
     "--layer-groups",

@@ -47,7 +47,7 @@ VARIANTS = {
     "avx512": _without(*NEWER),
     "avx vnni": _without("avx512*"),
     "avx2": _without("avx512*", "avx_vnni"),
-    "portable": targets.portable(targets.native().arch),
+    "portable": targets.baseline(targets.native().arch),
 }
 
 
