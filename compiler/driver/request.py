@@ -37,6 +37,7 @@ class Request:
     check: bool = False
     seed: int = 0
     layer_groups: int | None = None
+    tuned: Path | None = None
 
     @property
     def measures(self) -> bool:
@@ -52,6 +53,13 @@ class Request:
 
 def check_request(request: Request) -> targets.Target:
     """The target, when everything that can be known before the model is read makes sense; else LlmcError."""
+    chosen = check_choices(request)
+    artifact.check_output(request.output)
+    return chosen
+
+
+def check_choices(request: Request) -> targets.Target:
+    """The same of everything but where the artifact goes."""
     if request.quant != "auto" and request.quant not in OFFERED:
         kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
         raise LlmcError(f"unknown weight format {request.quant!r}{kept}; llmc knows: auto, {', '.join(OFFERED)}")
@@ -71,7 +79,6 @@ def check_request(request: Request) -> targets.Target:
     chosen = targets.get(request.target)
     if shutil.which(chosen.linker) is None:
         raise LlmcError(f"{chosen.linker} is needed to link code for {chosen.arch} and is not on PATH; install it")
-    artifact.check_output(request.output)
     return chosen
 
 
