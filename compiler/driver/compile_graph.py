@@ -21,6 +21,7 @@ from llmc.compiler.formats import FORMATS
 
 if TYPE_CHECKING:
     import llmc.targets.target as targets
+    from llmc.compiler.driver.tuning.found import Found
     from llmc.compiler.evaluate import StoredWeight
     from llmc.frontends.importers.imported import Imported
     from llmc.passes.take_packed import Packed
@@ -34,27 +35,34 @@ def is_graph(request: Request) -> bool:
     return Path(request.source).suffix in GRAPHS and Path(request.source).is_file() and request.spec is None
 
 
-def write_graph(request: Request, chosen: Sequence[targets.Target], report: Any) -> dict[str, Any]:
+def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found, report: Any) -> dict[str, Any]:
     """Write the artifact of a graph; its manifest."""
-    asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
-    if asked:
-        raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
     report("read", 0, 1)
-    graph = _imported(Path(request.source))
+    graph, recipe, stored, step = graph_step(request)
     report("read", 1, 1)
-    recipe = formats_of(graph, request.quant)
-    stored, step = _packed(graph, recipe, request.activations == "f32")
     from llmc.targets.graphs import lower_graph
 
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, None, report)
         variants = write_libraries(
-            folder, lambda target: lower_graph(step, target), chosen, request.tvm_runtime, report
-        )
+            folder,
+            lambda target: lower_graph(step, target, knobs.of(step, target, plain=False)),
+            chosen, request.tvm_runtime, report,
+        )  # fmt: skip
         report("write", 0, 1)
         manifest = describe_graph(graph, recipe, stored, weights, variants)
         artifact.write_manifest(folder, manifest)
     return manifest
+
+
+def graph_step(request: Request) -> tuple[Imported, dict[str, str], list[StoredWeight], Any]:
+    """The graph, the format of each matrix, what is stored, and the module of the step."""
+    asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
+    if asked:
+        raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
+    graph = _imported(Path(request.source))
+    recipe = formats_of(graph, request.quant)
+    return graph, recipe, *_packed(graph, recipe, request.activations == "f32")
 
 
 def _imported(path: Path) -> Imported:

@@ -38,6 +38,7 @@ class Request:
     check: bool = False
     seed: int = 0
     layer_groups: int | None = None
+    tuned: Path | None = None
     tvm_runtime: Path | None = None
 
     @property
@@ -54,6 +55,13 @@ class Request:
 
 def check_request(request: Request) -> tuple[targets.Target, ...]:
     """The targets, best first, when all that can be known before the model is read makes sense; else LlmcError."""
+    chosen = check_choices(request)
+    artifact.check_output(request.output)
+    return chosen
+
+
+def check_choices(request: Request) -> tuple[targets.Target, ...]:
+    """The same of everything but where the artifact goes."""
     if request.quant != "auto" and request.quant not in OFFERED:
         kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
         raise LlmcError(f"unknown weight format {request.quant!r}{kept}; llmc knows: auto, {', '.join(OFFERED)}")
@@ -75,7 +83,6 @@ def check_request(request: Request) -> tuple[targets.Target, ...]:
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")
     find_runtime(arch, request.tvm_runtime)
-    artifact.check_output(request.output)
     return chosen
 
 

@@ -28,6 +28,7 @@ from llmc.cli_inspect import inspect_command, verify
 from llmc.cli_run import run
 from llmc.cli_spec import spec
 from llmc.cli_translate import translate
+from llmc.cli_tune import tune
 
 # Where a refusal's class lives. Looked up among the modules already imported: an exception whose
 # module nobody imported cannot have been raised, and importing it here would slow every start.
@@ -156,7 +157,8 @@ def command(context: click.Context) -> None:
 
 
 _COMMANDS: tuple[click.Command, ...] = (
-    compile_command, run, chat, translate, embed, fill, bench, eval_command, inspect_command, verify, spec, doctor,
+    compile_command, run, chat, translate, embed, fill, bench, eval_command, inspect_command, verify, spec, tune,
+    doctor,
 )  # fmt: skip
 for _subcommand in _COMMANDS:
     command.add_command(_subcommand)
