@@ -51,7 +51,7 @@ def bind(
         crowding.end()
         if name not in _RESULTS:
             return np.from_dlpack(found)
-        return [np.asarray(np.from_dlpack(array)) for array in found[: _RESULTS[name]]]
+        return [np.from_dlpack(found[number]) for number in range(_RESULTS[name])]
 
     return {name: partial(call, name, each) for name, each in zip(names, functions, strict=True)}
 
