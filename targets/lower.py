@@ -76,6 +76,8 @@ KERNELS: dict[str, Kernel] = {
     "gate_rows": routing.gate_rows,
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
+    **norms.QUANTIZED_NORMS,
+    **elementwise.QUANTIZED_ACTIVATIONS,
     **experts.KERNELS,
     **heads.KERNELS,
     **turn_keys.KERNELS,
