@@ -87,12 +87,12 @@ def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: 
 
 def _distinct(lower: Lower, targets: Sequence[Target]) -> Iterator[tuple[Target, Any]]:
     """Targets and their modules, less those that the next target's code serves as well."""
-    import tvm
+    from tvm_ffi import structural_equal
 
     ahead = lower(targets[0])
     for target, following in zip(targets, targets[1:], strict=False):
         lowered, ahead = ahead, lower(following)
-        if not (following.serves(target) and tvm.ir.structural_equal(lowered, ahead)):
+        if not (following.serves(target) and structural_equal(lowered, ahead)):
             yield target, lowered
     yield targets[-1], ahead
 
