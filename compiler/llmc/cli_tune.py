@@ -73,7 +73,7 @@ def tune(
             request, Path(output), threads=min(threads or most, most), cold_bytes=4 * last_level_cache_bytes(),
             budget=budget, report=report, progress=stages,
         )  # fmt: skip
-    best = _best_threads(source, most) if result.complete and (Path(source) / "manifest.json").is_file() else None
+    best = _best_threads(source, most) if result.complete and _is_whole(Path(source)) else None
     if best is not None:
         from llmc.compiler.driver.tuning.tune import note_threads
 
@@ -108,6 +108,11 @@ def _cells(kernel: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         gain = f"{times['default'] / times['best'] - 1:+.1%}"
         lead = (name, kernel["shape"]) if first else ("", "")
         yield (*lead, rows, f"{times['default']:.1f}", f"{times['best']:.1f}", gain, knobs if first else "")
+
+
+def _is_whole(source: Path) -> bool:
+    """Whether the source is an artifact with its weights; kernels can be tuned of one that has none."""
+    return (source / "manifest.json").is_file() and (source / "weights.safetensors").is_file()
 
 
 def _best_threads(artifact: str, most: int) -> dict[str, int] | None:

@@ -32,7 +32,7 @@ def _favour(prefetch_bytes: int, row_block: int) -> Callable[[Kernel, Knobs, int
     def times(kernel: Kernel, knobs: Knobs, rows: int) -> float:
         seconds = 1 + 0.1 * abs(CANDIDATES["prefetch_bytes"].index(prefetch_bytes) - _place(knobs))
         far = CANDIDATES["row_block"].index(row_block) - CANDIDATES["row_block"].index(knobs.row_block)
-        return 1e-4 * rows * (seconds + (0.2 * abs(far) if rows == ROWS[-1] else 0))
+        return 1e-5 * rows * (seconds + (0.2 * abs(far) if rows == ROWS[-1] else 0))
 
     return times
 
@@ -66,7 +66,7 @@ def test_knobs_that_a_kernel_does_not_read_are_not_tried() -> None:
 
 def test_what_is_slower_for_some_number_of_rows_is_not_taken() -> None:
     def times(kernel: Kernel, knobs: Knobs, rows: int) -> float:
-        return 1.0 if knobs == DEFAULT else 0.5 if rows == 1 else 1.1
+        return 1e-3 * (1.0 if knobs == DEFAULT else 0.5 if rows == 1 else 1.1)
 
     section, one = Section(), kernel("q4")
     _run(FakeMachine(times), [one], section)
@@ -75,7 +75,7 @@ def test_what_is_slower_for_some_number_of_rows_is_not_taken() -> None:
 
 def test_equal_times_leave_the_default() -> None:
     section, one = Section(), kernel("q4")
-    _run(FakeMachine(lambda kernel, knobs, rows: 1.0), [one], section)
+    _run(FakeMachine(lambda kernel, knobs, rows: 1e-3), [one], section)
     assert section.kernels[one.key].best == section.kernels[one.key].default
 
 
@@ -85,7 +85,7 @@ def test_a_gain_that_does_not_come_again_is_not_taken() -> None:
 
     def times(kernel: Kernel, knobs: Knobs, rows: int) -> float:
         seen[knobs, rows] = seen.get((knobs, rows), 0) + 1
-        return 0.5 if knobs.prefetch_bytes == 8192 and seen[knobs, rows] <= 8 else 1.0
+        return 1e-3 * (0.5 if knobs.prefetch_bytes == 8192 and seen[knobs, rows] <= 8 else 1.0)
 
     section, one = Section(), kernel("q4", "prefetch_bytes")
     _run(FakeMachine(times), [one], section)
@@ -130,7 +130,7 @@ def test_what_was_tried_is_kept_when_the_search_is_interrupted(tmp_path: Path) -
                lambda: write_database(path, database))  # fmt: skip
     kept = read_database(path).targets["t"].kernels[one.key]
     assert kept.best is None
-    assert len(kept.tried) == 4  # 200 measurements are 12 to begin with, 40 a candidate
+    assert len(kept.tried) == 4  # 200 measurements are 8 to begin with, 40 a candidate
     assert [file.name for file in tmp_path.iterdir()] == ["db.json"]
 
 
@@ -140,7 +140,7 @@ def test_minutes_bound_a_search() -> None:
     machine.before = lambda: now.__setitem__(0, now[0] + 1)
     section, budget = Section(), Budget(None, 100.0, clock=lambda: now[0])
     search([kernel("q4")], machine, DEFAULT, section, budget, lambda s: None, lambda: None)
-    assert budget.used == 3  # 12 measurements to begin with, 40 a candidate; the third begins at 92
+    assert budget.used == 3  # 8 measurements to begin with, 40 a candidate; the third begins at 88
 
 
 def test_a_knob_that_changes_results_is_a_bug_that_names_the_kernel() -> None:

@@ -24,6 +24,7 @@ ROWS = (1, 4, 32, 512)  # of decode, of a few sequences, of many, of a prompt
 _ROUNDS, _CONFIRMING = 5, 25  # measurements of each of two, in turns
 _BATCHES = 3  # of confirming measurements, while it is open whether a winner is one
 _MEASURED_SECONDS = 0.015  # one measurement, at least
+_MOST_CALLS = 4096
 _LEAST_GAIN = 0.01  # less is not told from noise, and not worth it
 _MOST_CONFIRMED = 3  # candidates that are measured for longer
 
@@ -129,7 +130,13 @@ class _One:
         self.benches: dict[int, Bench] = {rows: machine.bench(kernel, rows) for rows in ROWS}
         self.code = machine.build(kernel, default)
         self.results = {rows: bench.result(self.code) for rows, bench in self.benches.items()}
-        self.calls = {rows: _calls(bench, self.code) for rows, bench in self.benches.items()}
+        self.calls: dict[int, int] = {}
+        self.share: dict[int, float] = {}  # of the measurements asked for: long ones are steadier, and need not be many
+        for rows, bench in self.benches.items():
+            bench.seconds(self.code, 1)  # the first call finds nothing in any cache, its own code neither
+            seconds = max(bench.seconds(self.code, 1), 1e-7)
+            self.calls[rows] = max(1, min(_MOST_CALLS, math.ceil(_MEASURED_SECONDS / seconds)))
+            self.share[rows] = min(1.0, 5 * _MEASURED_SECONDS / seconds)
 
     def steps(self) -> Iterator[None]:
         """Measure what is not yet measured, knob after knob, each from the best so far; then decide."""
@@ -179,7 +186,7 @@ class _One:
         """Of the two in turns, in either order."""
         bench, calls = self.benches[rows], self.calls[rows]
         pairs = []
-        for turn in range(rounds):
+        for turn in range(max(3, round(rounds * self.share[rows]))):
             first = bench.seconds(self.code if turn % 2 == 0 else code, calls)
             second = bench.seconds(code if turn % 2 == 0 else self.code, calls)
             pairs.append((first, second) if turn % 2 == 0 else (second, first))
@@ -219,12 +226,6 @@ def _later(tried: Tried, name: str, one: _One) -> bool:
     """Whether this was tried in the round of knob `name` or after it: a resumed search starts as the first one did."""
     own = one.kernel.knobs[one.kernel.knobs.index(name) :]
     return any(tried.knobs[each] != one.entry.default[each] for each in own)
-
-
-def _calls(bench: Bench, code: Any) -> int:
-    """So many calls that one measurement is long enough."""
-    bench.seconds(code, 1)  # the first one finds nothing in any cache, its own code neither
-    return max(1, min(4096, math.ceil(_MEASURED_SECONDS / max(bench.seconds(code, 1), 1e-7))))
 
 
 def _gain(pairs: Pairs) -> float:
