@@ -255,14 +255,14 @@ def test_without_the_compiler_one_line_says_what_to_install(monkeypatch: pytest.
 # --- the rest ---
 
 
-@pytest.mark.parametrize("name", [None, *sorted(command.commands)])
+@pytest.mark.parametrize("name", [None, *NAMES])
 def test_help_has_examples(name: str | None) -> None:
     result = llmc_run(*([name] if name else []), "--help")
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
 
 
-@pytest.mark.parametrize("name", sorted(command.commands))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_command_speaks_json(name: str) -> None:
     assert "--json" in llmc_run(name, "--help").stdout
 
