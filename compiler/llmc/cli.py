@@ -21,7 +21,7 @@ import click
 from llmc import __version__
 
 # Subcommand -> where it is. Only the one that is called is imported.
-_COMMANDS = {
+COMMANDS = {
     "compile": "llmc.cli_compile.compile_command",
     "run": "llmc.cli_run.run",
     "chat": "llmc.cli_chat.chat",
@@ -126,13 +126,13 @@ class Front(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command by its name; None for another one."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name].rpartition(".")
+        module, _, name = COMMANDS[cmd_name].rpartition(".")
         found: click.Command = getattr(importlib.import_module(module), name)
         return found
 
