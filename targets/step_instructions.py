@@ -41,7 +41,7 @@ def _rewritten(module: tvm.IRModule, rewrite: Any) -> tvm.IRModule:
         module.update_func(
             variable, relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
         )
-    return module
+    return relax.transform.Normalize()(module)
 
 
 def _shared(bindings: list[Any], _: Any) -> list[Any]:

@@ -24,7 +24,6 @@ from llmc.runtime.loading.cpu import (
     fitting_variant,
     missing_flags,
 )
-from llmc.runtime.loading.graph_manifest import read_any
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
 
@@ -95,6 +94,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> No
 
     Files that the manifest does not list are refused too. Raises ArtifactError at the first damage.
     """
+    from llmc.runtime.loading.graph_manifest import read_any
+
     folder = _folder(path)
     manifest = read_any(folder)
     _check_presence(folder, manifest)
@@ -114,6 +115,8 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Reads manifest.json and file sizes only; nothing is loaded, hashed or executed.
     """
+    from llmc.runtime.loading.graph_manifest import read_any
+
     folder = _folder(path)
     manifest = read_any(folder)
     _check_presence(folder, manifest)
