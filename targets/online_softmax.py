@@ -35,27 +35,28 @@ def pages_of(kind: str, size: int) -> Pages:
     return Q4Pages(size) if kind == "q4" else PlainPages(kind, size)
 
 
-def sums_at_once(target: Target) -> int:
-    """How many sums of sixteen lanes fit the machine's registers, beside what is multiplied."""
+def registers_of(target: Target) -> int:
+    """How many vectors of sixteen float32 the machine's registers hold."""
     if target.has("avx512f"):
-        return 24
-    return 6 if target.has("avx2") or target.arch == "aarch64" else 3
+        return 32
+    return 8 if target.has("avx2") or target.arch == "aarch64" else 4
 
 
 @dataclass(frozen=True)
 class Block:
-    """rows x heads query vectors that share a kv head, as `groups` of `vectors` whose sums (at most `sums`) share
-    registers.
+    """rows x heads query vectors that share a kv head, as `groups` of `vectors` that are multiplied at once.
+
+    `registers` is what the machine has; sums, what is multiplied with all of a group, and one query stay in them.
     """
 
     rows: int
     heads: int
-    sums: int
+    registers: int
 
     @property
     def groups(self) -> int:
         """How many groups."""
-        most = self.sums // 2 if self.sums >= 12 else self.sums
+        most = 12 if self.registers >= 32 else self.registers - 2  # 12, so that there is room for two pages at once
         return -(-self.rows * self.heads // most)
 
     @property
@@ -69,9 +70,14 @@ class Block:
         return self.groups * self.vectors
 
     @property
+    def at_once(self) -> int:
+        """Registers of keys or values that are multiplied with a group at once."""
+        return (self.registers - 1) // (self.vectors + 1)
+
+    @property
     def pages(self) -> int:
         """Pages whose scores are made at once."""
-        return 2 if 2 * self.vectors <= self.sums else 1
+        return min(2, self.at_once)
 
 
 class Records:
@@ -233,7 +239,7 @@ class Attending:
         """Weights times values, into the records; K of the following chunk is fetched meanwhile."""
         block = self.block
         with T.serial(0, block.groups) as part:
-            for first, blocks, count in self.kv.spans(max(1, block.sums // block.vectors)):
+            for first, blocks, count in self.kv.spans(block.at_once):
                 with T.serial(0, blocks) as step:
                     self._mix_span(many, to, part, first + step * count, count)
 

@@ -12,7 +12,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.kv_pages import Pages
-from llmc.targets.online_softmax import Attending, Block, Records, sums_at_once
+from llmc.targets.online_softmax import Attending, Block, Records, registers_of
 from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.scoring import Scoring
 from llmc.targets.sight import Places, Sight
@@ -43,8 +43,8 @@ class _Rows:
         self.shared, self.parts = heads // groups, parts_of(heads // groups)
         self.shares, self.rows = groups * self.parts, q.shape[0]
         own = self.shared // self.parts
-        self.wide = Block(max(1, VECTORS // own), own, sums_at_once(target))
-        self.single = Block(1, own, self.wide.sums)
+        self.wide = Block(max(1, VECTORS // own), own, registers_of(target))
+        self.single = Block(1, own, self.wide.registers)
         self.counts = registers((3,), "int32")  # blocks, single rows, chunks of these
         self.table = T.alloc_buffer((self.rows * 4,), "int32")  # block: first row, rows; single: row, first chunk's job
 
