@@ -147,14 +147,20 @@ TARGETS = {
     "cpu:portable": "any CPU of this machine's architecture: several variants, the best one chosen at load",
     "cpu:x86_64": "any x86-64 CPU, likewise",
     "cpu:aarch64": "any 64-bit Arm CPU, likewise",
+    "cpu:baseline": "any CPU of this machine's architecture, by one variant",
 }
 
 
 def get(name: str) -> tuple[Target, ...]:
-    """The variants that a `--target` string names, best first."""
-    if name not in TARGETS:
-        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS)}")
+    """The variants that a `--target` string names, best first: one of TARGETS, or cpu:NAME for the variant cpu-NAME."""
+    alone = {variant.name.replace("-", ":", 1): variant for arch in _VARIANTS for variant in variants(arch)}
+    if name not in TARGETS and name not in alone:
+        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS | alone)}")
     _, _, kind = name.partition(":")
     if kind in ("", "native"):
         return (native(),)
+    if kind == "baseline":
+        return (baseline(platform.machine()),)
+    if name not in TARGETS:
+        return (alone[name],)
     return variants(platform.machine() if kind == "portable" else kind)
