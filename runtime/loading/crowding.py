@@ -1,9 +1,9 @@
 """How many threads the next call of a compiled function should use, on a machine that others use too.
 
-The threads of a kernel wait for one another. One of them that shares its CPU with another process holds up all, the more
-so as TVM's threads wait by giving way, again and again: on two CPUs, of which one is busy, two threads are slower than
-one. Giving way to somebody is what the kernel counts as an involuntary context switch, and next to none happen where
-nobody wants the CPU.
+The threads of a kernel wait for one another. One that shares its CPU with another process holds up all, the more so as
+TVM's threads wait by giving way, again and again: on two CPUs, of which one is busy, two threads are slower than one.
+Giving way to somebody is what Linux counts as an involuntary context switch, and next to none happen where nobody else
+wants the CPU.
 """
 
 from __future__ import annotations

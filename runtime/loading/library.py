@@ -67,8 +67,8 @@ def use_threads(threads: int) -> None:
 def set_most_threads(threads: int) -> None:
     """Allow pools of up to `threads` threads; works only before this process starts its first pool.
 
-    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good. Between two kernels
-    its threads ask for work again and again: long enough for the time between two steps, then they sleep.
+    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good. Its threads ask
+    for work again and again, for as long as it takes from one step to the next, and then sleep.
     """
     os.environ["TVM_BIND_THREADS"] = "0"
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPINS)
