@@ -39,7 +39,10 @@ def runs_in_parts(spec: ModelSpec) -> bool:
 
 
 class Original:
-    """A float32 model whose weights are read again for every text. `hidden`: outputs are vectors, which these are not."""
+    """A float32 model whose weights are read again for every text.
+
+    `hidden`: outputs are vectors, which those of such a model are not.
+    """
 
     hidden = False
 

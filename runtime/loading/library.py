@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.loading import pinning
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import file_sha256
@@ -60,7 +61,8 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
 def use_threads(threads: int) -> None:
     """Make kernels called from this thread run on `threads` threads; TVM keeps one pool per calling thread."""
     if getattr(_Process.pool, "threads", None) != threads:
-        import_ffi().get_global_func("runtime.config_threadpool")(_ANY_CORE, threads)
+        with pinning.new_threads_pinned():
+            import_ffi().get_global_func("runtime.config_threadpool")(_ANY_CORE, threads)
         _Process.pool.threads = threads
 
 
