@@ -20,7 +20,7 @@ class _Process:
 
 @contextlib.contextmanager
 def new_threads_pinned() -> Iterator[None]:
-    """Pin the calling thread to the first CPU that the process may use, threads that start meanwhile to the next ones."""
+    """Pin the calling thread to the first CPU that the process may use, threads that start meanwhile to the next."""
     if os.environ.get("LLMC_PIN", "0") in ("", "0") or not _HAS_AFFINITY or not _TASKS.is_dir():
         yield
         return
