@@ -12,9 +12,10 @@ export, see peer_quantize.py and peer_export.py. What is not there is left out, 
 case once on each system, each in a process of its own (peer_case.py says how it is asked); a case warms up, then asks
 --repeats times, each time with prompts that nobody has read. Greedy, ends ignored.
 
-single     prefill of 512 tokens, decode of --new-tokens after 16, memory        batch   decode of 8 and 16 sequences
-rows       steps of 1 to 16 rows, of llmc     first      start of the process to the first output, files in memory
-neighbour  decode beside a busy core over decode without       compile, loss    of llmc, before the rounds
+Cases: single (prefill of 512 tokens, decode of --new-tokens after 16, peak memory), batch (decode of 8 and of 16
+sequences), rows (steps of 1 to 16 rows, of llmc), first (start of the process to its first output, files in memory),
+neighbour (decode beside a busy core over decode without, two threads), and of llmc, before the rounds, compile
+(seconds, memory) and loss (KL against the unquantized model: 4 bytes of memory a weight).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from rich.console import Console
 import llmc
 from llmc.cli_bench import weight_bytes_per_step
 from llmc.read_speed import read_bytes_per_s
+from llmc.runtime.loading.manifest import KvLayout
 
 WORK = ROOT / "build" / "bench"
 # The module that an interpreter must have, by peer.
@@ -184,8 +186,7 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
                 found = cases.compile_case(source, path, format)
                 bench.add(model, 0, name, found if "compile" in options.cases else {})
             if "loss" in options.cases:
-                checked = path.with_suffix(".checked.llmc")
-                bench.add(model, 0, name, cases.loss_case(source, checked, format))
+                bench.add(model, 0, name, cases.loss_case(source, WORK, format))
             llmc.load(path).close()  # hashes the weights, once
         except cases.CaseError as error:
             bench.fail(f"{model}, compile, {name}", error)
@@ -199,7 +200,11 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
 def _sizes(artifact: Path) -> cases.Samples:
     manifest = json.loads((artifact / "manifest.json").read_text())
     size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
+    kv = manifest["kv"]
+    layout = KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"])
+    held = (artifact / manifest["weights"]["file"]).stat().st_size + layout.token_bytes * (cases.PROMPT + 1)
     return {
+        "held MB": [held / 1e6],
         "bits/weight": [manifest["quantization"]["bits_per_weight"]],
         "step bytes": [weight_bytes_per_step(artifact, manifest)],
         "artifact MB": [size / 1e6],
@@ -214,7 +219,8 @@ def peers(bench: Bench, model: str, options: argparse.Namespace) -> list[cases.S
             continue
         python = options.peers / peer / "bin" / "python"
         bare = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-        if not python.exists() or subprocess.run([python, "-c", f"import {module}"], env=bare).returncode:
+        imports = [str(python), "-c", f"import {module}"]
+        if not python.exists() or subprocess.run(imports, env=bare, capture_output=True).returncode:
             bench.console.print(f"{peer} is left out: {python} has no {module}")
             continue
         found = sorted((options.peers / "models" / model).glob(f"{peer}-*"))

@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,10 +144,12 @@ def compile_case(source: Path, output: Path, format: str) -> Samples:
     return {"compile s": [seconds], "compile MB": [peak / 1e6], "compile / source": [peak / source.stat().st_size]}
 
 
-def loss_case(source: Path, output: Path, format: str) -> Samples:
+def loss_case(source: Path, folder: Path, format: str) -> Samples:
     """What the format loses against the unquantized model, by the check that `llmc compile` makes."""
-    command = [sys.executable, "-m", "llmc", "compile", str(source), "-o", str(output), "--quant", format, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        output = str(Path(made) / "checked.llmc")
+        command = [sys.executable, "-m", "llmc", "compile", str(source), "-o", output, "--quant", format, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CaseError(done.stderr.strip()[-300:])
     loss = json.loads(done.stdout)["loss"]

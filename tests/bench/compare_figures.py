@@ -78,6 +78,9 @@ def rows_of(samples: Iterable[Sample]) -> list[Row]:
         step_bytes, decode = row.value("step bytes"), row.value("decode")
         if step_bytes and decode and threads in limits:
             row.of_limit = share_of_limit(decode, step_bytes, limits[threads])
+        peak, held = row.value("peak MB"), row.value("held MB")
+        if peak and held:
+            row.figures["peak/held"] = Figure.of([peak / held])
         rows.append(row)
     return sorted(rows, key=lambda row: (row.model, row.threads, not row.ours, row.system.split()[0], -bits(row)))
 

@@ -10,7 +10,7 @@ from compare_figures import RATES, ROWS, Figure, Row, best_peer, costs, equal_bi
 from rich.console import Console
 from rich.table import Table
 
-MEASURES = (*RATES, "first token s", "peak MB", "busy")
+MEASURES = (*RATES, "first token s", "peak MB", "peak/held", "busy")
 COMPARED = (*RATES, "first token s", "peak MB")
 MADE = ("compile s", "compile MB", "compile / source", "artifact MB", "bits/weight", "KL", "same choice")
 
@@ -93,7 +93,7 @@ def _made(rows: Sequence[Row]) -> Table:
 def words(figure: Figure | None, unit: str = "") -> str:
     """A figure in a cell, with its spread where it is of several samples.
 
-    >>> words(Figure(1234.4, 0.021, 3)), words(Figure(0.25, 0, 1)), words(None)
+    >>> words(Figure(1234.4, 0.04, 3)), words(Figure(0.25, 0, 1)), words(None)
     ('1234 ±2%', '0.25', '')
     >>> words(Figure(0.55, 0, 1), "%")
     '55%'
@@ -147,6 +147,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             if row.ours and (cost := costs(row)):
                 line[-1].plot(list(cost), list(cost.values()), marker="o", label=row.system)
         line[-1].set_title("step of M rows over one row", fontsize=8)
+        line[-1].set_xticks(ROWS)
         if line[-1].lines:
             line[-1].legend(fontsize=7)
         line[-1].tick_params(labelsize=7)
