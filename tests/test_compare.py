@@ -48,13 +48,14 @@ def samples() -> list[dict[str, Any]]:
     add("llmc q4", 1, decode=[16.0, 10.0, 20.0], peak_MB=60.0)
     add("a 8", 1, decode=[4.0, 5.0, 3.0], peak_MB=200.0)
     add("b 4", 1, decode=[8.0], peak_MB=30.0)
+    add("llmc q4", 0, KL=0.25, compile_s=[7.0, 9.0])
     for m, seconds in ((1, 0.1), (4, 0.15), (16, 0.3)):
         add("llmc q4", 1, **{f"step_{m}": [seconds, seconds, 9.0]})
     return found
 
 
 def test_medians_spread_and_the_share_of_the_limit(parts: dict[str, ModuleType]) -> None:
-    rows = {row.system: row for row in parts["figures"].rows_of(samples())}
+    rows = {row.system: row for row in parts["figures"].rows_of(samples()) if row.threads}
     assert list(rows) == ["llmc q8", "llmc q4", "a 8", "b 4"]  # ours first
     assert rows["llmc q4"].figures["decode"] == parts["figures"].Figure(16.0, 10 / 16, 3)
     assert rows["llmc q8"].of_limit == pytest.approx(8.5 * 1e9 / 10e9)
@@ -65,7 +66,7 @@ def test_medians_spread_and_the_share_of_the_limit(parts: dict[str, ModuleType])
 
 def test_ratios_are_between_equal_bits_and_say_how_many_times_better_we_are(parts: dict[str, ModuleType]) -> None:
     figures = parts["figures"]
-    rows = figures.rows_of(samples())
+    rows = [row for row in figures.rows_of(samples()) if row.threads]
     by_name = {row.system: row for row in rows}
     assert figures.equal_bits(by_name["a 8"], rows).system == "llmc q8"
     assert figures.equal_bits(by_name["b 4"], rows).system == "llmc q4"  # never one of fewer bits than the peer's
@@ -83,11 +84,12 @@ def test_tables_show_it(parts: dict[str, ModuleType]) -> None:
     lines = [
         [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in out.getvalue().splitlines()
     ]
-    assert ["llmc q4", "5.00", "", "16.0 ±31%", "60.0", "1.20", "80%"] in lines
+    assert ["llmc q4", "5.00", "0.25", "16.0 ±31%", "60.0", "1.20", "80%"] in lines
     assert ["than b 4", "llmc q4", "2.00", "0.50"] in lines
     assert ["the best peer", "", "b 4", "b 4"] in lines
     assert ["than the best peer", "llmc q8", "1.06", "0.30"] in lines
     assert ["llmc q4", "1.00", "", "1.50", "", "3.00"] in lines
+    assert ["m llmc q4", "8.00", "", "", "", "5.00", "0.25", ""] in lines
 
 
 @pytest.mark.parametrize("name", ["figures", "cases", "show"])
@@ -108,7 +110,7 @@ def test_what_was_measured_is_shown_again(root: Path, tmp_path: Path) -> None:
     assert "16.0 ±31%" in done.stdout
     assert "failure 0" in done.stdout
     assert "failure 1" in done.stdout
-    assert "read limit, 1 threads: 10.0 GB/s, the best of 2" in done.stdout
+    assert "read limit on 1: 10.0 GB/s, the best of 2" in done.stdout
 
 
 def test_every_case_of_llmc(parts: dict[str, ModuleType], root: Path, tiny_llama: Any, tmp_path: Path) -> None:

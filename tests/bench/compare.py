@@ -68,12 +68,14 @@ CASES: dict[str, Callable[[cases.System, cases.Settings], cases.Samples]] = {
 }
 MAKING = ("compile", "loss")
 FORMATS = "q8,q5,q4,q3h"
-# What --quick leaves: the quickest file of each peer, and of cases that tell nothing new, one format.
-QUICK = {
-    "rounds": 1, "repeats": 1, "new_tokens": 32,
-    "systems": ["llmc", "llamacpp Q4_0", "llamacpp Q8_0", "openvino int4", "onnxruntime int4", "ctranslate2 int8"],
-}  # fmt: skip
-QUICK_CASES = {"rows": ["llmc q4"], "first": ["llmc q4", "llamacpp Q4_0"], "neighbour": ["llmc q4", "llamacpp Q4_0"]}
+# What --quick leaves: the quickest file of each peer, and by case fewer systems where more would tell nothing new.
+PEERS_QUICK = ["llamacpp Q4_0", "llamacpp Q8_0", "openvino int4", "onnxruntime int4", "ctranslate2 int8"]
+QUICK: dict[str, Any] = {"rounds": 1, "repeats": 1, "new_tokens": 32, "systems": ["llmc", *PEERS_QUICK]}
+QUICK_CASES = {
+    **dict.fromkeys(("batch 8", "batch 16"), ["llmc q8", "llmc q4", *PEERS_QUICK]),
+    **dict.fromkeys(("first", "neighbour"), ["llmc q4", "llamacpp Q4_0"]),
+    "rows": ["llmc q4"],
+}
 
 
 @dataclass
@@ -119,11 +121,11 @@ def main() -> None:
     if not options.show:
         measure(bench, options)
     rows = rows_of(bench.samples)
-    show(rows, console)
-    for threads in sorted({row.threads for row in rows}):
+    show(rows, console, options.markdown)
+    for threads in sorted({row.threads for row in rows} - {0}):
         reads = [s["value"] for s in bench.samples if s["measure"] == "read bytes/s" and s["threads"] == threads]
         if reads:
-            console.print(f"read limit, {threads} threads: {max(reads) / 1e9:.1f} GB/s, the best of {len(reads)}")
+            console.print(f"read limit on {threads}: {max(reads) / 1e9:.1f} GB/s, the best of {len(reads)}")
     for failure in bench.failures:
         console.print(f"failed: {failure}", style="red", highlight=False)
     if options.plot:
@@ -277,23 +279,25 @@ def _options() -> argparse.Namespace:
     add("--formats", type=words, default=words(FORMATS), help=f"of llmc, by default {FORMATS}")
     add("--systems", type=words, default=[], help="only those whose names begin so, such as 'llmc q4,openvino'")
     add("--threads", type=lambda text: [int(each) for each in words(text)], default=[1, 2])
-    add("--cases", type=partial(one_of, every_case), default=every_case, help="of: " + ",".join(every_case))
+    add("--cases", type=partial(one_of, every_case), help="of: " + ",".join(every_case))
     add("--rounds", type=int, default=3)
     add("--repeats", type=int, default=2, help="of what is asked of each process")
     add("--new-tokens", type=int, default=128)
-    add("--quick", action="store_true", help="one round, one repeat, 32 new tokens, one file of each peer")
+    add("--quick", action="store_true", help="one round, one repeat, 32 new tokens, fewer systems, no loss")
     add("--keep", action="store_true", help="use artifacts that are there, whatever compiled them")
     add("--cpu-time", action="store_true", help="seconds of the CPU, for one thread on a machine with other work")
     add("--json", type=Path, help="write every sample there, as they come")
     add("--plot", type=Path, help="write a PNG there; needs matplotlib")
     add("--from", dest="from_files", type=words, default=[], help="samples of earlier runs, which are added")
     add("--show", action="store_true", help="measure nothing")
+    add("--markdown", action="store_true", help="tables as docs/measured.md has them")
     add("--width", type=int, default=170, help="of the tables")
     options = parser.parse_args()
     if options.quick:
-        vars(options).update(
-            {name: value for name, value in QUICK.items() if not (name == "systems" and options.systems)}
-        )
+        asked = vars(options)
+        asked.update({name: value for name, value in QUICK.items() if not (name == "systems" and asked[name])})
+    if options.cases is None:
+        options.cases = [name for name in every_case if not (options.quick and name == "loss")]
     if options.cpu_time and options.threads != [1]:
         parser.error("--cpu-time goes with --threads 1")
     return options

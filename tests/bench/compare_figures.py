@@ -60,7 +60,7 @@ class Row:
 
 
 def rows_of(samples: Iterable[Sample]) -> list[Row]:
-    """A row for each model, number of threads and system, in that order; what has 0 threads is on every row."""
+    """A row for each model, number of threads and system, in that order; what has 0 of them is on the others too."""
     values: dict[tuple[str, int, str], dict[str, list[float]]] = {}
     for sample in samples:
         key = (sample["model"], sample["threads"], sample["system"])
@@ -71,7 +71,7 @@ def rows_of(samples: Iterable[Sample]) -> list[Row]:
             limits[threads] = max(limits.get(threads, 0.0), *found["read bytes/s"])
     rows = []
     for (model, threads, system), found in values.items():
-        if system == "machine" or not threads:
+        if system == "machine":
             continue
         known = {**values.get((model, 0, system), {}), **found}
         row = Row(model, threads, system, {name: Figure.of(each) for name, each in known.items()})

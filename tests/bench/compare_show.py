@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from compare_figures import RATES, ROWS, Figure, Row, best_peer, costs, equal_bits, times_better
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,12 +18,12 @@ MADE = ("compile s", "compile MB", "compile / source", "artifact MB", "bits/weig
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Everything, as tables; those without a row are left out."""
-    for (model, threads), found in _cases(rows):
-        yield _figures(f"{model}, {threads} threads: tokens per second, median ±spread", found)
-        ratios = _ratios(f"{model}, {threads} threads: llmc is so many times better", found)
+    for case, found in _cases(rows):
+        yield _figures(f"{case}: tokens per second, median ±spread", found)
+        ratios = _ratios(f"{case}: llmc is so many times better", found)
         if ratios.row_count:
             yield ratios
-        cost = _costs(f"{model}, {threads} threads: a step of M rows over a step of one, t(M)/t(1)", found)
+        cost = _costs(f"{case}: t(M)/t(1), a step of M rows over one", found)
         if cost.row_count:
             yield cost
     made = _made(rows)
@@ -30,9 +31,11 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
         yield made
 
 
-def _cases(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, int], list[Row]]]:
-    for case, found in groupby(rows, key=lambda row: (row.model, row.threads)):
-        yield case, list(found)
+def _cases(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """What ran on so many threads, by its model and that number in words."""
+    for (model, threads), found in groupby(rows, key=lambda row: (row.model, row.threads)):
+        if threads:
+            yield f"{model}, {threads} thread{'s' if threads > 1 else ''}", list(found)
 
 
 def _table(title: str, heads: Sequence[str]) -> Table:
@@ -82,10 +85,8 @@ def _costs(title: str, rows: Sequence[Row]) -> Table:
 
 def _made(rows: Sequence[Row]) -> Table:
     table = _table("compile, with every core", ["", *MADE])
-    seen = set()
     for row in rows:
-        if row.ours and (row.model, row.system) not in seen and any(row.value(name) for name in ("compile s", "KL")):
-            seen.add((row.model, row.system))
+        if row.ours and not row.threads and any(row.value(name) for name in ("compile s", "KL")):
             table.add_row(f"{row.model} {row.system}", *(_number(row.value(name)) for name in MADE))
     return table
 
@@ -116,9 +117,13 @@ def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], console: Console, markdown: bool = False) -> None:
     """Print all tables."""
     for table in tables(rows):
+        if markdown:
+            table.box, table.title_justify = box.MARKDOWN, "left"
+            for line in table.rows:
+                line.end_section = False
         console.print(table)
 
 
@@ -130,18 +135,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = list(_cases(rows))
+    if not found:
+        return
     columns = (*RATES, "t(M) / t(1)")
     figure, axes = plt.subplots(
         len(found), len(columns), figsize=(3.4 * len(columns), 3.4 * len(found)), squeeze=False, layout="constrained"
     )
-    for line, ((model, threads), case) in zip(axes, found, strict=True):
+    for line, (name, case) in zip(axes, found, strict=True):
         for axis, measure in zip(line, RATES, strict=False):
             known = [(row, value) for row in case if (value := row.value(measure))][::-1]
             axis.barh(
                 [row.system for row, _ in known], [value for _, value in known],
                 color=["C1" if row.ours else "C7" for row, _ in known],
             )  # fmt: skip
-            axis.set_title(f"{model}, {threads} threads: {measure}, tokens/s", fontsize=8)
+            axis.set_title(f"{name}: {measure}, tokens/s", fontsize=8)
             axis.tick_params(labelsize=7)
         for row in case:
             if row.ours and (cost := costs(row)):
