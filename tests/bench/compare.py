@@ -194,23 +194,24 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
             bench.fail(f"{model}, compile, {name}", error)
             continue
         bench.console.print(f"{model}, {name} is ready")
-        bench.add(model, 0, name, _sizes(path))
+        bench.add(model, 0, name, _sizes(path, model))
         systems.append(cases.System(name, sys.executable, str(HERE / "llmc_case.py"), str(path), VOCAB))
     return systems
 
 
-def _sizes(artifact: Path) -> cases.Samples:
+def _sizes(artifact: Path, model: str) -> cases.Samples:
     manifest = json.loads((artifact / "manifest.json").read_text())
     size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
     kv = manifest["kv"]
     layout = KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"])
     held = (artifact / manifest["weights"]["file"]).stat().st_size + layout.token_bytes * (cases.PROMPT + 1)
-    return {
-        "held MB": [held / 1e6],
-        "bits/weight": [manifest["quantization"]["bits_per_weight"]],
-        "step bytes": [weight_bytes_per_step(artifact, manifest)],
-        "artifact MB": [size / 1e6],
-    }
+    read = _read_sizes(weight_bytes_per_step(artifact, manifest), model)
+    return {**read, "held MB": [held / 1e6], "artifact MB": [size / 1e6]}
+
+
+def _read_sizes(step_bytes: float, model: str) -> cases.Samples:
+    weights, looked_up = WEIGHTS[model]
+    return {"bits/weight": [8 * step_bytes / (weights - looked_up)], "step bytes": [step_bytes]}
 
 
 def peers(bench: Bench, model: str, options: argparse.Namespace) -> list[cases.System]:
@@ -220,32 +221,41 @@ def peers(bench: Bench, model: str, options: argparse.Namespace) -> list[cases.S
         if options.peers is None:
             continue
         python = options.peers / peer / "bin" / "python"
-        bare = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-        imports = [str(python), "-c", f"import {module}"]
-        if not python.exists() or subprocess.run(imports, env=bare, capture_output=True).returncode:
+        version = _version(python, module)
+        if version is None:
             bench.console.print(f"{peer} is left out: {python} has no {module}")
             continue
+        bench.asked[peer] = version
         found = sorted((options.peers / "models" / model).glob(f"{peer}-*"))
         if not found:
             bench.console.print(f"{peer} is left out of {model}: no {options.peers}/models/{model}/{peer}-*")
         for path in found:
             name = f"{peer} {path.name.removeprefix(peer + '-').removesuffix('.gguf')}"
             if _wanted(name, options.systems):
-                bench.add(model, 0, name, _peer_sizes(path, WEIGHTS[model]))
+                bench.add(model, 0, name, _peer_sizes(peer, path, model))
                 systems.append(cases.System(name, str(python), str(HERE / f"peer_{peer}.py"), str(path), VOCAB))
     return systems
 
 
-def _peer_sizes(path: Path, weights: int) -> cases.Samples:
-    """Bits of what is stored for each weight; what a step reads of them is known of GGUF files alone."""
+def _version(python: Path, module: str) -> str | None:
+    """Of a peer's module, None where the interpreter is not there or has none."""
+    if not python.exists():
+        return None
+    bare = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(python), "-c", f"import {module}; print({module}.__version__)"]
+    done = subprocess.run(command, env=bare, capture_output=True, text=True)
+    return None if done.returncode else done.stdout.strip()
+
+
+def _peer_sizes(peer: str, path: Path, model: str) -> cases.Samples:
+    """Bytes that a step reads of a peer's file, and bits of each weight that it reads."""
     if path.is_dir():
         names = ("*.bin", "*.onnx.data")
         size = sum(f.stat().st_size for name in names for f in path.glob(name) if "tokenizer" not in f.name)
-        return {"bits/weight": [8 * size / weights]}
+        return _read_sizes(size - WEIGHTS[model][1] * EMBEDDING_BITS[peer] / 8, model)
     tensors = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(str(path)).tensors}
-    size = sum(tensors.values())
     looked_up = tensors["token_embd.weight"] if "output.weight" in tensors else 0
-    return {"bits/weight": [8 * size / weights], "step bytes": [size - looked_up]}
+    return _read_sizes(sum(tensors.values()) - looked_up, model)
 
 
 def _wanted(name: str, asked: list[str]) -> bool:
@@ -256,8 +266,9 @@ SOURCES: dict[str, Callable[[], Path]] = {
     "smollm2": lambda: Path(fetch_smollm2.fetch()),
     "1.1b": lambda: tinyllama_gguf(WORK, "q8", Path(fetch_smollm2.fetch())),
 }
-# An embedding that is the head too counts once.
-WEIGHTS = {"smollm2": 134_515_008, "1.1b": 1_170_302_976}
+# All weights, and those of them in an embedding that is only looked up, of which a step reads next to nothing.
+WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": (1_170_302_976, 100_663_296)}
+EMBEDDING_BITS = {"openvino": 8, "onnxruntime": 32, "ctranslate2": 8}  # what the exporters make of such an embedding
 _RECORDED = ("models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep")
 
 
