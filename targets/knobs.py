@@ -9,5 +9,6 @@ from dataclasses import dataclass
 class Knobs:
     """The tuning of one kernel. Defaults are what most machines do well with."""
 
-    prefetch_bytes: int = 2048  # how far ahead a weight stream is asked for; 0 asks for nothing
+    prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for; 0 asks for nothing
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
+    row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
