@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import BLOCK, GROUP, SUM_BLOCK, ceil_to
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, f32, i32, lanes, reduce_max, registers, round_bf16, round_int, splat
+from llmc.targets.vector import LANES, f32, held, i32, lanes, reduce_max, registers, round_bf16, round_int, splat
 
 
 def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -50,23 +50,20 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
     def body(buffers: list[Any], row: Any) -> None:
         x, codes, scales, sums = buffers
         with T.serial(0, blocks) as block:
-            staged, words = registers((BLOCK,), "float32"), registers((BLOCK,), "int32")
-            top, inverse = registers((1,), "float32"), registers((1,), "float32")
+            staged, top = registers((BLOCK,), "float32"), registers((1,), "float32")
             T.buffer_store(top, _absmax_block(x, row, block * BLOCK, width, staged), [0])
+            scale, inverse = registers((1,), "float32"), registers((1,), "float32")
             T.buffer_store(inverse, T.Select(top[0] > f32(0), f32(127) / top[0], f32(0)), [0])
-            T.buffer_store(scales, top[0] / f32(127), [row, block])
+            T.buffer_store(scale, top[0] / f32(127), [0])
+            T.buffer_store(scales, scale[0], [row, block])
+            halves = registers((BLOCK // SUM_BLOCK,), "int32")
             for half in range(BLOCK // LANES):
-                scaled = staged[lanes(half * LANES)] * splat(inverse[0])
-                T.buffer_store(words, round_int(scaled), [lanes(half * LANES)])
-            halves = [sum((words[i] for i in range(at + 1, at + SUM_BLOCK)), words[at]) for at in (0, SUM_BLOCK)]
+                whole = held(round_int(staged[lanes(half * LANES)] * splat(inverse[0])), "int32")
+                packed = T.reinterpret(T.cast(whole, "int8x16"), dtype="int32x4")
+                T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + half * 4, 1, 4)])
+                T.buffer_store(halves, T.call_llvm_pure_intrin("llvm.vector.reduce.add", whole, dtype="int32"), [half])
             places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
-            for total, place in zip([halves[0] + halves[1], *halves], places, strict=True):
-                T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, place])
-            for word in range(BLOCK // 4):
-                packed = T.bitwise_and(words[4 * word], i32(0xFF))
-                for byte in range(1, 4):
-                    part = T.shift_left(T.bitwise_and(words[4 * word + byte], i32(0xFF)), i32(8 * byte))
-                    packed = T.bitwise_or(packed, part)
-                T.buffer_store(codes, packed, [row, block * (BLOCK // 4) + word])
+            for total, place in zip([halves[0] + halves[1], halves[0], halves[1]], places, strict=True):
+                T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
 
     return kernel(["float32", "int32", "float32", "float32"], shapes, body)
