@@ -77,11 +77,6 @@ class Target:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
 
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of activations whose sums of sixteen outputs stay in registers beside the weights they share."""
-        return 8 if self.has("avx512_vnni") and self.has("avx512f") else 4
-
     def serves(self, other: Target) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
         return self.arch == other.arch and set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
