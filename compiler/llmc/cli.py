@@ -130,7 +130,7 @@ class Front(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command by its name; of another name None, and then all of them, for one that it may be meant for."""
+        """Import a command by its name; None for another name, and then all are imported, to say which may be meant."""
         if cmd_name not in COMMANDS:
             self.commands = {name: command for name in COMMANDS if (command := self.get_command(ctx, name))}
             return None
