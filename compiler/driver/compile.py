@@ -64,7 +64,7 @@ def compile_model(
         check, seed, layer_groups, _path(tuned),
     )  # fmt: skip
     chosen = check_request(request)
-    knobs = Found(request.tuned, chosen)
+    knobs = Found(request.tuned)
     if is_graph(request):
         manifest, loss = write_graph(request, chosen, knobs, report), None
     else:
@@ -112,7 +112,7 @@ def write_artifact(
     stored, step = planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
-        variant = write_library(folder, lambda: lower(step, target, knobs.of(step)), target, report)
+        variant = write_library(folder, lambda: lower(step, target, knobs.of(target, step)), target, report)
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in step.functions)
         manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant, functions, parts)

@@ -43,7 +43,9 @@ def write_graph(request: Request, target: targets.Target, knobs: Found, report: 
 
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, None, report)
-        variant = write_library(folder, lambda: lower_graph(step, target, knobs.of(step, plain=False)), target, report)
+        variant = write_library(
+            folder, lambda: lower_graph(step, target, knobs.of(target, step, plain=False)), target, report
+        )
         report("write", 0, 1)
         manifest = describe_graph(graph, recipe, stored, weights, variant)
         artifact.write_manifest(folder, manifest)
