@@ -67,7 +67,7 @@ def compile_model(
         check, seed, layer_groups, _path(tuned), _path(tvm_runtime),
     )  # fmt: skip
     chosen = check_request(request)
-    knobs = Found(request.tuned, chosen)
+    knobs = Found(request.tuned)
     if is_graph(request):
         manifest, loss = write_graph(request, chosen, knobs, report), None
     else:
@@ -116,7 +116,7 @@ def write_artifact(
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variants = write_libraries(
-            folder, lambda target: lower(step, target, knobs.of(step, target)), chosen, request.tvm_runtime, report
+            folder, lambda target: lower(step, target, knobs.of(target, step)), chosen, request.tvm_runtime, report
         )
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in step.functions)

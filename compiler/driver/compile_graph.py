@@ -46,7 +46,7 @@ def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found
         weights = write_weights(folder, stored, None, report)
         variants = write_libraries(
             folder,
-            lambda target: lower_graph(step, target, knobs.of(step, target, plain=False)),
+            lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)),
             chosen, request.tvm_runtime, report,
         )  # fmt: skip
         report("write", 0, 1)

@@ -17,7 +17,7 @@ from llmc.cli import command
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.tuning.database import Database, Entry, Section, Tried, read_database, write_database
-from llmc.compiler.driver.tuning.model_kernels import model_calls
+from llmc.compiler.driver.tuning.model_kernels import model_calls, tunable
 from llmc.compiler.errors import LlmcError
 from llmc.targets import target as targets
 from llmc.targets.tuned import target_key
@@ -172,6 +172,29 @@ def test_tune_goes_on_with_what_it_has_and_says_what_is_left(tiny: Path, tmp_pat
     table = _llmc("tune", tiny, "-o", path, "--quant", "q8", "--trials", 1, "--threads", 1)
     assert "the same command goes on with them" in table.stdout
     assert table.stderr == ""
+
+
+def test_threads_are_measured_once_the_kernels_of_an_artifact_are_decided(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "db.json", targets.native()
+    kernels = tunable(model_calls(Request(plain, Path("x")), lambda *_: None)[1], target)
+    known = [{name: getattr(kernel.default, name) for name in kernel.knobs} for kernel in kernels]
+    entries = {kernel.key: Entry(default, 2, best=default) for kernel, default in zip(kernels, known, strict=True)}
+    write_database(path, Database({target_key(target): Section(entries)}))
+    rates = {1: (10.0, 100.0), 2: (19.0, 150.0), 4: (19.2, 290.0)}  # threads -> of answers, of prompts
+
+    def measured(case: dict[str, Any]) -> dict[str, Any]:
+        decode, prefill = rates[case["threads"]]
+        return {"decode": [1.0, decode], "prefill": [prefill]}
+
+    monkeypatch.setattr("llmc.cli_bench.worker", measured)
+    monkeypatch.setattr("llmc.runtime.loading.cpu.default_threads", lambda: 4)
+    result = _llmc("tune", plain, "-o", path, "--threads", 2, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["complete"], said["trials"], said["threads"]) == (True, 0, {"decode": 2, "prefill": 4})
+    assert list(read_database(path).targets[target_key(target)].threads.values()) == [{"decode": 2, "prefill": 4}]
 
 
 def test_help_says_how_and_what_for() -> None:
