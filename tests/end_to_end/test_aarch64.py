@@ -57,7 +57,7 @@ def runner(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         library.write_bytes(wheel.read("tvm_ffi/lib/libtvm_ffi.so"))
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     machine = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={_COMPILER}"]
-    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Werror"]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0 -Werror"]
     configure = [cmake, "-S", root / "examples" / "embed_cpp", "-B", folder / "build", f"-DLLMC_TVM_FFI={library}"]
     for command in ([*configure, *machine, *options], [cmake, "--build", folder / "build", "--parallel", "2"]):
         done = subprocess.run(command, capture_output=True, text=True)
