@@ -89,13 +89,18 @@ def template(
         reduce = body(buffers)
         size = target.knobs.row_block
         with T.serial(0, T.ceildiv(rows, size)) as block, T.parallel(0, tiles) as tile:
-            _row_groups(reduce, out, width, tile, block * size, T.min(rows - block * size, size))
+            _row_groups(target, reduce, out, width, tile, block * size, T.min(rows - block * size, size))
     return builder.get()
 
 
-def _row_groups(reduce: Reduce, out: Any, width: int, tile: Any, first: Any, count: Any) -> None:
+def row_groups(target: Target) -> list[int]:
+    """Sizes of the groups of rows that share a weight register, the greatest first; any size gives the same bits."""
+    return [size for size in ROW_GROUPS if size <= target.rows_at_once]
+
+
+def _row_groups(target: Target, reduce: Reduce, out: Any, width: int, tile: Any, first: Any, count: Any) -> None:
     """Rows first .. first + count in groups of 8, then one group each of 4, 2, 1 as the remainder asks."""
-    whole, *rest = ROW_GROUPS
+    whole, *rest = row_groups(target)
     with T.serial(0, T.floordiv(count, whole)) as group:
         _store(reduce(tile, first + group * whole, whole), out, width, tile, first + group * whole, whole)
     for size in rest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,9 @@ class Plan:
     windows: list[list[int]]
     lead: list[int] = field(default_factory=list)
 
-    def measure(self, artifact: Path, target: Target, report: Progress) -> Loss | None:
+    def measure(self, artifact: Path, chosen: Sequence[Target], report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
-        runs_here = target.arch == platform.machine() and set(target.requires) <= cpu_flags()
+        runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
         if self.probe is None or not runs_here:
             return None
         from llmc.compiler.driver.check import measure

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import Artifact
+from llmc.runtime.loading.crowding import Crowding
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.loading.weights import ALIGN
@@ -38,18 +39,19 @@ def bind(
         return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
 
     cache, stored = tensors(pages), tensors(weights)
-    thread = OneThread()
+    thread, crowding = OneThread(), Crowding(threads)
 
     def call(name: str, function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         return thread.run(partial(called, name, function, arrays))
 
     def called(name: str, function: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
-        library.use_threads(threads)
+        library.use_threads(crowding.begin())
         bound = (stored,) if name in _WITHOUT_CACHE else (cache, stored)
         found = function(*map(ffi.from_dlpack, arrays), *bound)
+        crowding.end()
         if name not in _RESULTS:
             return np.from_dlpack(found)
-        return [np.asarray(np.from_dlpack(array)) for array in found[: _RESULTS[name]]]
+        return [np.from_dlpack(found[number]) for number in range(_RESULTS[name])]
 
     return {name: partial(call, name, each) for name, each in zip(names, functions, strict=True)}
 

@@ -24,6 +24,7 @@ from llmc.runtime.loading.integrity import file_sha256
 # step ever had, so memory would grow for as long as new ones come; it is no faster.
 _CPU, _DEVICE_ID, _NAIVE = 1, 0, 1
 _MAPS = Path("/proc/self/maps")
+_SPINS = "3000"  # about a millisecond; TVM's own number is a hundred times that
 _ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
 
 
@@ -66,9 +67,11 @@ def use_threads(threads: int) -> None:
 def set_most_threads(threads: int) -> None:
     """Allow pools of up to `threads` threads; works only before this process starts its first pool.
 
-    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good.
+    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good. Between two kernels
+    its threads ask for work again and again: long enough for the time between two steps, then they sleep.
     """
     os.environ["TVM_BIND_THREADS"] = "0"
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPINS)
     os.environ["TVM_NUM_THREADS"] = str(max(threads, default_threads(), _most_threads()))
 
 

@@ -90,7 +90,7 @@ def test_every_stage_computes_the_same(format: str) -> None:
     step = bundle_weights(module)
     packed, best = _by_meaning(step, bundle)
     np.testing.assert_allclose(packed, expected, atol=FORMAT_ERROR[format])
-    for target in (targets.native(), targets.portable(targets.native().arch)):
+    for target in (targets.native(), targets.baseline(targets.native().arch)):
         logits, got = _run(compile_module(lower(step, target), target), bundle)
         np.testing.assert_allclose(logits, packed, atol=1e-6, err_msg=target.name)
         np.testing.assert_array_equal(got, best)

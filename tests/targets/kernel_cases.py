@@ -244,7 +244,7 @@ def run(case: Case, target: Target) -> list[np.ndarray]:
     copies = [array.copy() for array in case.arrays]
     expected = OPS[case.op].meaning(*copies, **case.attrs)
     expected = expected if isinstance(expected, tuple) else (expected,)
-    inputs = [_fenced(array) for array in case.arrays]
+    inputs = [fenced(array) for array in case.arrays]
     outputs = _call(case, inputs, expected, target)
     for got, wanted in zip(outputs, expected, strict=True):
         compare(case, got, wanted)
@@ -267,7 +267,7 @@ def run_rows(case: Case, target: Target) -> None:
 
 def result(case: Case, target: Target, like: tuple[np.ndarray, ...] = ()) -> list[np.ndarray]:
     """What the kernel of an op gives, whose outputs are `like` these, or else like its first operand."""
-    return _call(case, [_fenced(array) for array in case.arrays], like or (case.arrays[0],), target)
+    return _call(case, [fenced(array) for array in case.arrays], like or (case.arrays[0],), target)
 
 
 def _call(
@@ -300,7 +300,7 @@ def _compiled(op: str, shapes: tuple[tuple[int | str, ...], ...], attrs: tuple[A
     return compile_kernels({"kernel": made}, target)["kernel"]
 
 
-def _fenced(array: np.ndarray) -> tvm.runtime.Tensor:
+def fenced(array: np.ndarray) -> tvm.runtime.Tensor:
     """The array in memory aligned to 64 bytes, followed by NaNs: what reads past its end computes nonsense."""
     room = -(-array.nbytes // 64) * 64 + 4096
     memory = np.full(room + 64, 0xFF, np.uint8)  # 0xFFFFFFFF is a NaN, and -1
