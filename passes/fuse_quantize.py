@@ -28,7 +28,9 @@ class _Fuse(relax.PyExprMutator):
         super().__init__(module)
         self.fused: set[Any] = set()  # variables whose ops are to give int8
         self.gone: set[Any] = set()  # variables that nobody reads then
-        self.parts: dict[Any, tuple[Any, int]] = {}  # codes, scales and sums -> the fused op's variable, their place in it
+        self.parts: dict[
+            Any, tuple[Any, int]
+        ] = {}  # codes, scales and sums -> the fused op, and where they begin in it
         for function in module.functions.values():
             if isinstance(function, relax.Function):
                 self._plan(function)
@@ -38,17 +40,17 @@ class _Fuse(relax.PyExprMutator):
         reads = Counter[Any]()
         relax.analysis.post_order_visit(function.body, lambda expr: reads.update(_operands(expr)))
         for variable, value in bound.items():
-            if _name(value) != "quantize_rows":
+            found = ops.match(value)
+            if found is None or found[0].name != "quantize_rows":
                 continue
-            (x,) = ops.match(value)[1]
+            (x,) = found[1]
             source, place = x, 0
             if isinstance(bound.get(x), relax.TupleGetItem):
                 source, place = bound[x].tuple_value, int(bound[x].index)
-            results = ops.match(bound.get(source))
             if _name(bound.get(source)) not in QUANTIZED or reads[x] != 1 or int(x.ty.shape[1]) % GROUP:
                 continue
             others = len(source.ty.fields) - 1 if isinstance(source.ty, tvm.ir.TupleType) else 0
-            if place != others or results is None:
+            if place != others:
                 continue
             self.fused.add(source)
             self.gone |= {variable} if x.same_as(source) else {variable, x}
@@ -57,10 +59,11 @@ class _Fuse(relax.PyExprMutator):
     def visit_var_binding_(self, binding: Any) -> None:
         if binding.var in self.gone:
             return
-        if binding.var not in self.fused:
+        found = ops.match(binding.value) if binding.var in self.fused else None
+        if found is None:
             super().visit_var_binding_(binding)
             return
-        op, tensors, attrs = ops.match(binding.value)
+        op, tensors, attrs = found
         fused = ops.call(op.name + ENDING, [self.visit_expr(tensor) for tensor in tensors], attrs)
         self.set_var_remap(binding.var, self.builder_.emit(fused, binding.var.name))
 

@@ -99,7 +99,8 @@ def _few(
     sequences: SequenceOf[Sequence], ids: SequenceOf[I32], counts: list[int], wanted: SequenceOf[int]
 ) -> list[I32]:
     """`index_arrays`, row by row."""
-    tokens, positions, seqs, slots, holes, rows = ([] for _ in range(6))  # type: list[list[int]]
+    empty: list[list[int]] = [[] for _ in range(6)]
+    tokens, positions, seqs, slots, holes, rows = empty
     indptr = [0]
     tables = [array("i") for _ in sequences[0].tables]
     for number, (sequence, new, count, want) in enumerate(zip(sequences, ids, counts, wanted, strict=True)):

@@ -56,7 +56,7 @@ def _attention(target: Target, shapes: list[Any], attrs: dict[str, Any], *more: 
         def end_of(row: Any) -> Any:
             return slots[row] if causal else _end(seqs, slots, rows, row)
 
-        places = Places(seqs, lambda row: slots[row], end_of, indptr, ids, window, holes)
+        places = Places(seqs, lambda row: slots[row], end_of, indptr, ids, window, holes, one_end=not causal)
         attend(target, kv, qkv, out, places, heads, groups, scoring)
     return builder.get()
 

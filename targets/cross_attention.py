@@ -29,6 +29,6 @@ def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
         def last(row: Any) -> Any:
             return lengths[seqs[row]] - 1
 
-        places = Places(seqs, last, last, indptr, ids)
+        places = Places(seqs, last, last, indptr, ids, one_end=True)
         attend(target, kv, q, out, places, heads, groups, Scoring(float(attrs["scale"])))
     return builder.get()

@@ -209,7 +209,7 @@ def _halves_i8(function: Callable[[dict[str, Any]], Pair], target: Target, shape
     return kernel(["float32", *QUANTIZED], shapes, body)
 
 
-QUANTIZED_ACTIVATIONS = {
+QUANTIZED_ACTIVATIONS: dict[str, Any] = {
     "activate_i8": activate_i8,
     "gated_i8": partial(_halves_i8, _gate),
     "bounded_gated_i8": partial(_halves_i8, _bounded_gate),

@@ -129,27 +129,37 @@ def add_layer_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> 
     return kernel(["float32"] * 6, shapes, body)
 
 
-def _quantized(target: Target, shapes: list[Any], attrs: dict[str, Any], sum_of_two: bool, centred: bool) -> Any:
-    """A norm, of a sum where there are two inputs, whose rows (M, C) are rounded as by quantize_rows at once."""
-    inputs, weights = 1 + sum_of_two, 1 + centred
+def _norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
+    """x (M, C), weight (C,), of layer norm bias (C,) -> the norm as quantize_rows gives it."""
+    width = whole_groups(shapes[0])
 
     def body(buffers: list[Any], row: Any) -> None:
-        read, weight, rest = buffers[:inputs], buffers[inputs : inputs + weights], buffers[inputs + weights :]
-        x, *quantized = [*read, *rest] if not sum_of_two else rest
-        if sum_of_two:
-            add_row(*read, x, row, width)
-        bias = weight[1] if centred else None
-        sixteen, _ = _normed(x, weight[0], bias, row, width, eps=attrs["eps"], centred=centred)
+        x, *weights = buffers[: 2 + centred]
+        sixteen, _ = _normed(x, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
+        quantize_row(sixteen, row, width, buffers[2 + centred :])
+
+    return kernel([*["float32"] * (2 + centred), *QUANTIZED], shapes, body)
+
+
+def _add_norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
+    """x, residual (M, C), weight (C,), of layer norm bias (C,) -> sum (M, C), its norm as quantize_rows gives it."""
+    width = whole_groups(shapes[0])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, residual, *weights = buffers[: 3 + centred]
+        total, *quantized = buffers[3 + centred :]
+        add_row(x, residual, total, row, width)
+        sixteen, _ = _normed(total, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
         quantize_row(sixteen, row, width, quantized)
 
-    width = whole_groups(shapes[0])
-    return kernel(["float32"] * (inputs + weights + sum_of_two) + [*QUANTIZED], shapes, body)
+    return kernel([*["float32"] * (4 + centred), *QUANTIZED], shapes, body)
 
 
-QUANTIZED_NORMS = {
-    f"{adds}{kind}_norm_i8": partial(_quantized, sum_of_two=bool(adds), centred=kind == "layer")
-    for adds in ("", "add_")
-    for kind in ("rms", "layer")
+QUANTIZED_NORMS: dict[str, Any] = {
+    "rms_norm_i8": partial(_norm_i8, centred=False),
+    "layer_norm_i8": partial(_norm_i8, centred=True),
+    "add_rms_norm_i8": partial(_add_norm_i8, centred=False),
+    "add_layer_norm_i8": partial(_add_norm_i8, centred=True),
 }
 
 

@@ -18,6 +18,7 @@ CHUNK = 16  # pages whose softmax is made at once; chunks begin at multiples of 
 class Places:
     """Where rows stand: `slot_of(row)` in the sequence seqs[row], seeing slots up to `end_of(row)`.
 
+    `one_end`: that is the same for all rows of a sequence, and perhaps dear to find.
     With a window (not 0), tokens less than so many away. `holes` (S, 2) has the first slot of a sequence that none of
     its rows sees, and the one after the last; None if there are none. The pages of s are ids[indptr[s]:indptr[s + 1]].
     """
@@ -29,6 +30,7 @@ class Places:
     ids: Any
     window: int = 0
     holes: Any = None
+    one_end: bool = False
 
 
 class Sight:
@@ -42,9 +44,12 @@ class Sight:
         self.slots, self.ends = registers((most,), "int32"), registers((most,), "int32")
         self._whole = registers((4,), "int32")  # number of the first page and after the last, slots likewise
         self._hole = registers((4,), "int32")  # its slots, the index of its first whole page, how many of them
+        common = registers((1,), "int32")
+        if places.one_end:
+            T.buffer_store(common, places.end_of(first), [0])
         with T.serial(0, most) as r:
             row = first + T.min(r, count - 1)  # rows that are not there are the last one again
-            slot, end = places.slot_of(row), places.end_of(row)
+            slot, end = places.slot_of(row), common[0] if places.one_end else places.end_of(row)
             if places.window:
                 end = T.min(end, slot + (places.window - 1))
             T.buffer_store(self.slots, slot, [r])

@@ -77,11 +77,6 @@ class Target:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
 
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of activations whose sums of sixteen outputs stay in registers beside the weights they share."""
-        return 8 if self.has("avx512_vnni") and self.has("avx512f") else 4
-
     def serves(self, other: Target) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
         return self.arch == other.arch and set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
@@ -147,14 +142,20 @@ TARGETS = {
     "cpu:portable": "any CPU of this machine's architecture: several variants, the best one chosen at load",
     "cpu:x86_64": "any x86-64 CPU, likewise",
     "cpu:aarch64": "any 64-bit Arm CPU, likewise",
+    "cpu:baseline": "any CPU of this machine's architecture, by one variant",
 }
 
 
 def get(name: str) -> tuple[Target, ...]:
-    """The variants that a `--target` string names, best first."""
-    if name not in TARGETS:
-        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS)}")
+    """The variants that a `--target` string names, best first: one of TARGETS, or cpu:NAME for the variant cpu-NAME."""
+    alone = {variant.name.replace("-", ":", 1): variant for arch in _VARIANTS for variant in variants(arch)}
+    if name not in TARGETS and name not in alone:
+        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS | alone)}")
     _, _, kind = name.partition(":")
     if kind in ("", "native"):
         return (native(),)
+    if kind == "baseline":
+        return (baseline(platform.machine()),)
+    if name not in TARGETS:
+        return (alone[name],)
     return variants(platform.machine() if kind == "portable" else kind)

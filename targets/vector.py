@@ -110,7 +110,7 @@ def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
         return _lookup_vbmi(full, size, codes)
     if target.has("avx2") or target.has("asimd"):
         return byte_lookup(target, full[:size], codes)
-    return _lookup_select(full, size, codes)
+    return _lookup_in_memory(full, size, codes)
 
 
 def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
@@ -124,18 +124,21 @@ def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
     return T.reinterpret(found, dtype="int32x16")
 
 
-def _lookup_select(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
+def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
     """By a table on the stack, a byte at a time: for machines without a byte permutation."""
-    stacked, out = registers((size,), "int32"), registers((LANES,), "int32")
+    stacked, words = registers((size,), "int32"), registers((LANES,), "int32")
     for start in range(0, size, LANES):
-        words = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
-        T.buffer_store(stacked, words, [lanes(start)])
-    T.buffer_store(out, splat(i32(0)), [lanes(0)])
-    for byte in range(4):
-        index = T.bitwise_and(T.shift_right(codes, splat(i32(8 * byte))), splat(i32(0xFF)))
-        found = T.shift_left(stacked[index], splat(i32(8 * byte)))
-        T.buffer_store(out, T.bitwise_or(out[lanes(0)], found), [lanes(0)])
-    return out[lanes(0)]
+        part = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
+        T.buffer_store(stacked, part, [lanes(start)])
+    T.buffer_store(words, codes, [lanes(0)])
+    with T.serial(0, LANES) as lane:
+        found = [
+            T.shift_left(stacked[T.bitwise_and(T.shift_right(words[lane], i32(8 * byte)), i32(0xFF))], i32(8 * byte))
+            for byte in range(4)
+        ]
+        whole = T.bitwise_or(T.bitwise_or(found[0], found[1]), T.bitwise_or(found[2], found[3]))
+        T.buffer_store(words, whole, [lane])
+    return words[lanes(0)]
 
 
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:

@@ -18,6 +18,7 @@ from llmc.targets.target import Target, cpu_flags
 
 if TYPE_CHECKING:
     from llmc.compiler.driver.check import Loss
+    from llmc.compiler.driver.original import Original
     from llmc.compiler.driver.probe import Probe
 
 Progress = Callable[[str, int, int], None]
@@ -33,7 +34,7 @@ class Plan:
 
     recipe: Recipe
     source: ModelSources
-    probe: Probe | None
+    probe: Probe | Original | None
     windows: list[list[int]]
     lead: list[int] = field(default_factory=list)
 
@@ -60,11 +61,14 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
         return Plan(recipe, ModelSources(model), None, [])
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate
+    from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
     from llmc.compiler.driver.texts import calibration_windows, sample_window
 
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
+    if not texts and budget is None and runs_in_parts(model.spec):  # nothing is measured but the result
+        return Plan(recipe, ModelSources(model), Original(model, partial(report, "original")), windows)
     probe = Probe(model, partial(report, "original"))
     grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
     if budget is not None:

@@ -130,8 +130,9 @@ class Front(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command by its name; None for another one."""
+        """Import a command by its name; of another name None, and then all of them, for one that it may be meant for."""
         if cmd_name not in COMMANDS:
+            self.commands = {name: command for name in COMMANDS if (command := self.get_command(ctx, name))}
             return None
         module, _, name = COMMANDS[cmd_name].rpartition(".")
         found: click.Command = getattr(importlib.import_module(module), name)

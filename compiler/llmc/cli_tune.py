@@ -102,12 +102,21 @@ def _cells(kernel: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     if kernel["state"] != "tuned":
         yield (name, kernel["shape"], "", "", "", "", kernel["reason"] or kernel["state"])
         return
-    knobs = ", ".join(f"{knob} {value}" for knob, value in kernel["knobs"].items())
+    knobs = _words({knob: value for knob, value in kernel["knobs"].items() if kernel["default"][knob] != value})
     for number, (rows, times) in enumerate(kernel["microseconds"].items()):
         first = number == 0
         gain = f"{times['default'] / times['best'] - 1:+.1%}"
         lead = (name, kernel["shape"]) if first else ("", "")
         yield (*lead, rows, f"{times['default']:.1f}", f"{times['best']:.1f}", gain, knobs if first else "")
+
+
+def _words(knobs: dict[str, int]) -> str:
+    """Return knobs and their values as text.
+
+    >>> _words({"prefetch_bytes": 8192, "row_block": 64})
+    'prefetch_bytes 8192, row_block 64'
+    """
+    return ", ".join(f"{knob} {value}" for knob, value in knobs.items())
 
 
 def _is_whole(source: Path) -> bool:
@@ -147,15 +156,15 @@ def _progress() -> Iterator[tuple[Callable[[Any], None], Any]]:
         yield (lambda state: None), (lambda stage, done, total: None)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("reading the model", total=None)
 
         def report(state: Any) -> None:
-            knobs = ", ".join(f"{knob} {value}" for knob, value in state.knobs.items())
-            text = f"kernel {state.number} of {state.kernels}, {state.title}: best {state.gain - 1:+.1%} with {knobs}"
-            bars.update(task, description=text, total=state.kernels, completed=state.number - 1)
+            knobs = _words(state.changed) or "the default"
+            text = f"{state.title}: best {state.gain - 1:+.1%}, {knobs}"
+            bars.update(task, description=text)
 
         yield report, (lambda stage, done, total: None)

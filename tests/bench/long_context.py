@@ -17,13 +17,28 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
+import numpy as np
 from engine_case import Clock, Row, arguments, medians, show, with_artifact
 
 import llmc
 from llmc.bench_case import fixed_prompt
-from llmc.read_speed import read_bytes_per_s
+from llmc.read_speed import buffer_bytes, read_bytes_per_s
 
+_PIECE_BYTES = 4 << 20  # one call of a reduction
 DEPTHS = (128, 1024, 2048, 4096, 8192)
+
+
+def read_limit(threads: int, clock: Clock) -> float:
+    """Bytes per second at which memory can be read, by the same clock as what is compared with it."""
+    if threads > 1:
+        return read_bytes_per_s(threads)
+    buffer, best = np.ones(buffer_bytes() // 8, np.uint64), 0.0
+    for _ in range(5):
+        start = clock.now()
+        for part in np.array_split(buffer, buffer.nbytes // _PIECE_BYTES):
+            part.max()
+        best = max(best, buffer.nbytes / (clock.now() - start))
+    return best
 
 
 def kv_bytes(runner: Any, tokens: int) -> int:
@@ -86,12 +101,12 @@ def main() -> None:
     options = arguments(__doc__, threads=1, rounds=3, chunk=512, decoded=16).parse_args()
 
     def measure(artifact: Path) -> list[Row]:
-        limit = read_bytes_per_s(options.threads)
+        clock = Clock(options.threads)
+        limit = read_limit(options.threads, clock)
         with llmc.load(artifact, threads=options.threads, cache_tokens=DEPTHS[-1] + 2 * options.chunk) as model:
             runner, room = model.runner, model.manifest["context"] - options.chunk
             depths = sorted({min(depth, room) for depth in DEPTHS})
             ids = fixed_prompt(0, depths[-1] + max(options.chunk, options.decoded), model.manifest["vocab"])
-            clock = Clock(options.threads)
             rounds = [
                 one_round(runner, ids, depths, options.chunk, options.decoded, clock) for _ in range(options.rounds)
             ]

@@ -1,10 +1,11 @@
 """Makes targets/tuned_defaults.json, the knobs that compile uses without a database, from databases of `llmc tune`.
 
+    echo '[]' > targets/tuned_defaults.json     # so that all is measured against the defaults of Knobs
     llmc tune smollm2.gguf --quant q4 -o a.json --threads 1 && llmc tune llama.gguf --quant q4 -o b.json --threads 1
     python tests/bench/tuned_defaults.py a.json b.json
 
-For an op and a format those knobs count that gain most over all of its kernels in all databases and are slower than
-the default for none of them. Entries of CPUs that no database is of stay as they are.
+For an op and a format those knobs count that gain most over all of its kernels in all databases, of these that lose for
+no kernel and at no number of rows, on average over the others. What CPUs have that no database is of stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llmc.compiler.driver.tuning.database import Entry, Values, read_database
 from llmc.compiler.driver.tuning.search import mean_gain
 
 DEFAULTS = Path(__file__).parents[2] / "targets" / "tuned_defaults.json"
-SLACK = 0.03  # how much slower a short measurement may say that equal code is
+SLACK = 0.01  # how much slower a mean of short measurements may say that equal code is
 LEAST_GAIN = 0.02
 
 
@@ -50,19 +51,22 @@ def family(key: str) -> str:
 
 
 def common(entries: list[Entry]) -> Values:
-    """The knobs, of those that differ from the default, that every kernel tried and none lost by."""
+    """The knobs that every kernel tried and that lose for none; empty where none gain over the default."""
     gains: dict[tuple[tuple[str, int], ...], list[dict[str, float]]] = defaultdict(list)
     for entry in entries:
         for tried in entry.tried:
-            changed = {name: value for name, value in tried.knobs.items() if entry.default[name] != value}
-            gains[tuple(sorted(changed.items()))].append(tried.gain)
-    score = {
-        knobs: math.prod(map(mean_gain, each)) ** (1 / len(each))
-        for knobs, each in gains.items()
-        if len(each) == len(entries) and all(min(gain.values()) > 1 - SLACK for gain in each)
-    }
+            gains[tuple(sorted(tried.knobs.items()))].append(tried.gain)
+    score = {}
+    for knobs, each in gains.items():
+        by_rows = [mean_gain({str(i): gain[rows] for i, gain in enumerate(each)}) for rows in each[0]]
+        by_kernel = [mean_gain(gain) for gain in each]
+        if len(each) == len(entries) and min(*by_rows, *by_kernel) > 1 - SLACK:
+            score[knobs] = math.prod(by_kernel) ** (1 / len(each))
     best = max(score, key=lambda knobs: score[knobs], default=())
-    return dict(best) if best and score[best] > 1 + LEAST_GAIN else {}
+    if best and score[best] > 1 + LEAST_GAIN:
+        return dict(best)
+    defaults = [entry.default for entry in entries]
+    return defaults[0] if all(default == defaults[0] for default in defaults) else {}
 
 
 if __name__ == "__main__":

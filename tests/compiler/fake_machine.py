@@ -17,7 +17,9 @@ Times = Callable[[Kernel, Knobs, int], float]
 def kernel(name: str, *knobs: str, size: int = 64) -> Kernel:
     """A kernel that reads these knobs."""
     call = KernelCall("i8_linear", [[size, 64], [1, size]], ["int32", "float32"], {"format": name, "width": size}, 1)
-    return Kernel(f"i8_linear format={name}: {size},64 1,{size}", call, knobs or ("prefetch_bytes", "row_block"))
+    return Kernel(
+        f"i8_linear format={name}: {size},64 1,{size}", call, knobs or ("prefetch_bytes", "row_block"), Knobs()
+    )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from llmc.compiler.ops import OPS
 from llmc.targets import target as targets
 from llmc.targets.knobs import CANDIDATES, Knobs
 from llmc.targets.lower import KERNELS, KernelCall
+from llmc.targets.tuned import shipped
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_machine import FakeMachine, kernel
@@ -42,7 +43,7 @@ def _place(knobs: Knobs) -> int:
 
 
 def _run(machine: FakeMachine, kernels: list[Kernel], section: Section, trials: int | None = None) -> dict[str, str]:
-    return search(kernels, machine, DEFAULT, section, Budget(trials), lambda state: None, lambda: None)
+    return search(kernels, machine, section, Budget(trials), lambda state: None, lambda: None)
 
 
 def test_each_kernel_gets_the_knobs_that_are_fastest_for_it() -> None:
@@ -104,7 +105,7 @@ def test_a_search_goes_on_where_its_budget_ended(share: int, tmp_path: Path) -> 
     while not done:
         database = read_database(path) if path.exists() else Database({"t": Section()})
         budget, machine = Budget(share), FakeMachine(_favour(1024, 256))
-        search(kernels, machine, DEFAULT, database.targets["t"], budget, lambda s: None, lambda: None)
+        search(kernels, machine, database.targets["t"], budget, lambda s: None, lambda: None)
         write_database(path, database)
         assert budget.used <= share
         trials += budget.used
@@ -126,7 +127,7 @@ def test_what_was_tried_is_kept_when_the_search_is_interrupted(tmp_path: Path) -
 
     machine = FakeMachine(_favour(4096, 64), before=before)
     with pytest.raises(KeyboardInterrupt):
-        search([one], machine, DEFAULT, database.targets["t"], Budget(), lambda s: None,
+        search([one], machine, database.targets["t"], Budget(), lambda s: None,
                lambda: write_database(path, database))  # fmt: skip
     kept = read_database(path).targets["t"].kernels[one.key]
     assert kept.best is None
@@ -139,7 +140,7 @@ def test_minutes_bound_a_search() -> None:
     machine = FakeMachine(_favour(4096, 64))
     machine.before = lambda: now.__setitem__(0, now[0] + 1)
     section, budget = Section(), Budget(None, 100.0, clock=lambda: now[0])
-    search([kernel("q4")], machine, DEFAULT, section, budget, lambda s: None, lambda: None)
+    search([kernel("q4")], machine, section, budget, lambda s: None, lambda: None)
     assert budget.used == 3  # 8 measurements to begin with, 40 a candidate; the third begins at 88
 
 
@@ -167,10 +168,11 @@ def test_other_threads_or_another_default_begin_anew() -> None:
 
 def test_progress_says_which_kernel_and_the_best_so_far() -> None:
     states: list[State] = []
-    search([kernel("q4"), kernel("q8")], FakeMachine(_favour(4096, 64)), DEFAULT, Section(), Budget(), states.append,
+    search([kernel("q4"), kernel("q8")], FakeMachine(_favour(4096, 64)), Section(), Budget(), states.append,
            lambda: None)  # fmt: skip
     assert (states[0].number, states[-1].number, states[-1].kernels) == (1, 2, 2)
-    assert states[-1].title == "i8_linear q8 64,64 -> 1,64"
+    assert states[-1].title == f"kernel 2 of 2, i8_linear q8, trial {states[-1].trials}"
+    assert states[-1].changed == states[-1].knobs
     assert states[-1].gain > 1.2
     assert states[-1].knobs == {"prefetch_bytes": 4096, "row_block": 64}
 
@@ -269,4 +271,7 @@ def test_only_kernels_that_read_a_knob_are_tuned_the_heaviest_first() -> None:
     found = tunable(calls, targets.native())
     assert [one.key for one in found] == ["large", "small"]
     assert {"prefetch_bytes", "row_block"} <= set(found[0].knobs)
+    assert found[0].default == shipped(targets.native()).knobs(
+        targets.native().knobs, "i8_linear", [], {"format": "q4"}
+    )
     assert set(OPS) >= {one.call.name for one in found} <= set(KERNELS)

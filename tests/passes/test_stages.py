@@ -79,12 +79,14 @@ def test_every_stage_computes_the_same(format: str) -> None:
     module, weights = build(SPEC), _weights()
     plain = [tvm.runtime.tensor(w) for w in weights.values()]
     expected, _ = _by_meaning(module, plain)
+    before = expected
     for stage in stages(_choose(format)):
         module = stage.apply(module)
         if stage.name != "lift_weights":
             logits, _ = _by_meaning(module, plain)
             tolerance = FORMAT_ERROR[format] if stage.name == "pack_weights" else 1e-6
-            np.testing.assert_allclose(logits, expected, atol=tolerance, err_msg=stage.name)
+            np.testing.assert_allclose(logits, before, atol=tolerance, err_msg=stage.name)
+            before = logits
     stored = [w.compute(_Sources(weights)) for w in stored_weights(module[TRANSFORM], list(weights))]
     bundle = [[tvm.runtime.tensor(w) for w in stored]]
     step = bundle_weights(module)

@@ -58,7 +58,7 @@ def test_tuples_nobody_reads_and_kills_of_their_parts_go() -> None:
             weight = weights[0]
             _ = R.call_packed("kernel", weight, a, ty_args=(R.Tuple,))
             _1 = R.memory.kill_tensor(weight)
-            unread = (a, weight)
+            unread = (a, weight)  # noqa: F841
             read = (a, a)
             _2 = R.memory.kill_tensor(a)
             _3 = R.memory.kill_storage(storage)

@@ -20,15 +20,17 @@ from llmc.runtime.loading.manifest import MANIFEST, read_manifest
 from llmc.targets.knobs import CANDIDATES, Knobs, Watched
 from llmc.targets.lower import KernelCall, kernel_calls, make_kernel
 from llmc.targets.target import Target
+from llmc.targets.tuned import shipped
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a model: which knobs its code asks for."""
+    """One kernel of a model: which knobs its code asks for, and what they are without a database."""
 
     key: str
     call: KernelCall
     knobs: tuple[str, ...]
+    default: Knobs
 
     def function(self, target: Target, knobs: Knobs) -> tirx.PrimFunc:
         """Its code with these knobs."""
@@ -59,13 +61,13 @@ def _elements(shape: list[Any]) -> int:
 
 def tunable(calls: Mapping[str, KernelCall], target: Target) -> list[Kernel]:
     """Those whose code asks for a knob with more than one value, the heaviest first."""
-    kernels = []
+    kernels, usual = [], shipped(target)
     for key, call in calls.items():
         watched = Watched(**vars(target.knobs))
         make_kernel(call.name, replace(target, knobs=watched), call.shapes, call.attrs)
         knobs = tuple(name for name in watched.read() if len(CANDIDATES[name]) > 1)
         if knobs:
-            kernels.append(Kernel(key, call, knobs))
+            kernels.append(Kernel(key, call, knobs, usual.knobs(target.knobs, call.name, call.shapes, call.attrs)))
     return sorted(kernels, key=lambda kernel: (-kernel.weight, kernel.key))
 
 

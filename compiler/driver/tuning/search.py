@@ -17,7 +17,7 @@ from llmc.compiler.driver.tuning.database import Entry, Section, Tried, Values
 from llmc.compiler.driver.tuning.machine import Bench, Machine
 from llmc.compiler.driver.tuning.model_kernels import Kernel
 from llmc.compiler.errors import LlmcError
-from llmc.targets.knobs import CANDIDATES, Knobs
+from llmc.targets.knobs import CANDIDATES
 
 ROWS = (1, 4, 32, 512)  # of decode, of a few sequences, of many, of a prompt
 
@@ -71,17 +71,25 @@ class State:
 
     @property
     def title(self) -> str:
-        """The kernel, in words."""
+        """What is being measured, in words.
+
+        The shape does not fit a line of a terminal.
+        """
         format = self.kernel.call.attrs.get("format", "")
-        return f"{self.kernel.call.name} {format} {self.kernel.shape}"
+        return f"kernel {self.number} of {self.kernels}, {self.kernel.call.name} {format}, trial {self.trials}"
+
+    @property
+    def changed(self) -> Values:
+        """The best knobs, less those that are the default's."""
+        return {name: value for name, value in self.knobs.items() if getattr(self.kernel.default, name) != value}
 
 
 Report = Callable[[State], None]
 
 
 def search(
-    kernels: Sequence[Kernel], machine: Machine, default: Knobs, section: Section, budget: Budget,
-    report: Report, save: Callable[[], None],
+    kernels: Sequence[Kernel], machine: Machine, section: Section, budget: Budget, report: Report,
+    save: Callable[[], None],
 ) -> dict[str, str]:  # fmt: skip
     """Fill the section of the database until every kernel is decided or the budget ends; `save` after each step.
 
@@ -90,11 +98,11 @@ def search(
     """
     skipped: dict[str, str] = {}
     for number, kernel in enumerate(kernels, 1):
-        entry = _entry(section, kernel, machine, default)
+        entry = _entry(section, kernel, machine)
         if entry.best is not None:
             continue
         try:
-            one = _One(kernel, machine, default, entry, budget)
+            one = _One(kernel, machine, entry, budget)
         except LlmcError as error:
             skipped[kernel.key] = str(error)
             continue
@@ -108,9 +116,9 @@ def search(
     return skipped
 
 
-def _entry(section: Section, kernel: Kernel, machine: Machine, default: Knobs) -> Entry:
+def _entry(section: Section, kernel: Kernel, machine: Machine) -> Entry:
     """What is known of the kernel; anew when that was measured with other threads, or against another default."""
-    known = {name: getattr(default, name) for name in kernel.knobs}
+    known = {name: getattr(kernel.default, name) for name in kernel.knobs}
     entry = section.kernels.get(kernel.key)
     if entry is None or entry.threads != machine.threads or entry.default != known:
         entry = section.kernels[kernel.key] = Entry(known, machine.threads)
@@ -125,10 +133,10 @@ def mean_gain(gain: dict[str, float]) -> float:
 class _One:
     """The search of one kernel."""
 
-    def __init__(self, kernel: Kernel, machine: Machine, default: Knobs, entry: Entry, budget: Budget) -> None:
-        self.kernel, self.machine, self.default, self.entry, self.budget = kernel, machine, default, entry, budget
+    def __init__(self, kernel: Kernel, machine: Machine, entry: Entry, budget: Budget) -> None:
+        self.kernel, self.machine, self.entry, self.budget = kernel, machine, entry, budget
         self.benches: dict[int, Bench] = {rows: machine.bench(kernel, rows) for rows in ROWS}
-        self.code = machine.build(kernel, default)
+        self.code = machine.build(kernel, kernel.default)
         self.results = {rows: bench.result(self.code) for rows, bench in self.benches.items()}
         self.calls: dict[int, int] = {}
         self.share: dict[int, float] = {}  # of the measurements asked for: long ones are steadier, and need not be many
@@ -173,7 +181,7 @@ class _One:
 
     def _built(self, values: Values) -> Any:
         """The code with these knobs, which computes what the default's does."""
-        code = self.machine.build(self.kernel, replace(self.default, **values))
+        code = self.machine.build(self.kernel, replace(self.kernel.default, **values))
         for rows, bench in self.benches.items():
             if bench.result(code) != self.results[rows]:
                 raise LlmcError(

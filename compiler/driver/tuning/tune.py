@@ -63,7 +63,8 @@ def _row(kernel: Kernel, entry: Entry | None, reason: str | None) -> dict[str, A
     times = {} if entry is None or state != "tuned" else entry.microseconds
     return {
         "op": kernel.call.name, "format": str(kernel.call.attrs.get("format", "")), "shape": kernel.shape,
-        "key": kernel.key, "calls": kernel.call.count, "state": state, "reason": reason, "knobs": best,
+        "key": kernel.key, "calls": kernel.call.count, "state": state, "reason": reason,
+        "knobs": best, "default": None if entry is None else entry.default,
         "microseconds": {
             rows: {"default": before, "best": after}
             for rows, (before, after) in sorted(times.items(), key=lambda each: int(each[0]))
@@ -89,9 +90,7 @@ def tune_model(
     kernels = tunable(calls, target)
     section = known.targets.setdefault(target_key(target), Section())
     timed = machine or ThisMachine(target, threads, cold_bytes)
-    skipped = search(
-        kernels, timed, target.knobs, section, budget, report, lambda: write_database(database, known)
-    )  # fmt: skip
+    skipped = search(kernels, timed, section, budget, report, lambda: write_database(database, known))
     return Tuning(model, target, kernels, section, skipped, budget.used, time.perf_counter() - started)
 
 
