@@ -100,7 +100,9 @@ def template(
 
 def group_rows(target: Target) -> int:
     """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers."""
-    return target.knobs.row_group or (6 if target.has("avx512f") else 2)
+    if target.knobs.row_group:
+        return target.knobs.row_group
+    return 6 if target.has("avx512f") else 3 if target.has("avx2") else 2
 
 
 def in_groups(target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS) -> None:
