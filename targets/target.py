@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _FEATURES = {
 }
 # Those of them that nothing uses but a kernel that asks for them: without such a kernel code is the same.
 _ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "asimddp", "i8mm"})
+_TILES = frozenset({"amx_tile", "amx_int8"})
 _AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
@@ -100,8 +102,15 @@ def cpu_flags(cpuinfo: str | None = None) -> frozenset[str]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+            found = frozenset(value.split())
+            return found - _TILES if cpuinfo is None and found & _TILES and not _allow_tiles() else found
     return frozenset()
+
+
+def _allow_tiles() -> bool:
+    """Ask the kernel for tile state, as every process must that runs such code (runtime/loading/cpu.py says more)."""
+    libc = ctypes.CDLL(None)
+    return bool(libc.syscall(158, 0x1023, 18) == 0)  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
 
 
 def native(flags: frozenset[str] | None = None, arch: str | None = None) -> Target:
