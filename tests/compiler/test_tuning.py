@@ -86,13 +86,13 @@ def test_a_gain_that_does_not_come_again_is_not_taken() -> None:
 
     def times(kernel: Kernel, knobs: Knobs, rows: int) -> float:
         seen[knobs, rows] = seen.get((knobs, rows), 0) + 1
-        return 1e-3 * (0.5 if knobs.prefetch_bytes == 8192 and seen[knobs, rows] <= 8 else 1.0)
+        return 1e-3 * (0.5 if knobs.prefetch_bytes == 4096 and seen[knobs, rows] <= 8 else 1.0)
 
     section, one = Section(), kernel("q4", "prefetch_bytes")
     _run(FakeMachine(times), [one], section)
     entry = section.kernels[one.key]
     assert entry.best == {"prefetch_bytes": DEFAULT.prefetch_bytes}
-    assert [tried.verdict for tried in entry.tried if tried.knobs["prefetch_bytes"] == 8192] == ["fails"]
+    assert [tried.verdict for tried in entry.tried if tried.knobs["prefetch_bytes"] == 4096] == ["fails"]
 
 
 @pytest.mark.parametrize("share", [1, 3, 7])

@@ -94,7 +94,8 @@ def test_every_stage_computes_the_same(format: str) -> None:
     np.testing.assert_allclose(packed, expected, atol=FORMAT_ERROR[format])
     for target in (targets.native(), targets.baseline(targets.native().arch)):
         logits, got = _run(compile_module(lower(step, target), target), bundle)
-        np.testing.assert_allclose(logits, packed, atol=1e-6, err_msg=target.name)
+        # Sums in another order: an activation that lies between two int8 codes may take the other one.
+        np.testing.assert_allclose(logits, packed, atol=1e-5, err_msg=target.name)
         np.testing.assert_array_equal(got, best)
 
 
