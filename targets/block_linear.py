@@ -6,12 +6,14 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.targets import tiles
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.target import Target
@@ -23,7 +25,8 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     format = _format(attrs)
     body = i8_body(target, format, int(shapes[0][1]) * 4)
     more = MORE_ROWS if format.block <= BLOCK else 0  # longer blocks have sums of their own besides the dots
-    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more)
+    tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
+    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled)
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
@@ -125,6 +128,8 @@ def _add_block(
 
 def _dots(reader: Tile, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int) -> Any:
     """Integer dots of `groups` groups of four columns from group `start` on: one int32 register a row."""
+    if rows == tiles.ROWS:
+        return tiles.dots(codes, row, start, list(islice(words, groups)))
     dots = zeros(rows, "int32")
     for group in range(groups):
         word = next(words)

@@ -8,6 +8,7 @@ whatever its group, so a row's result never depends on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -15,6 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, ceil_to
+from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
 from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
@@ -75,11 +77,13 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
 
 
 def template(
-    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS
-) -> tirx.PrimFunc:
+    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
+    tiled: int = 0,
+) -> tirx.PrimFunc:  # fmt: skip
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    `dtypes` are the operands', `more` is for `in_groups`.
+    `dtypes` are the operands', `more` is for `in_groups`. `tiled`: groups of sixteen rows use tile registers of so many
+    columns.
     """
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
@@ -94,8 +98,28 @@ def template(
             def group(row: Any, count: int, tile: Any = tile, start: Any = start) -> None:
                 _store(reduce(tile, start + row, count), out, width, tile, start + row, count)
 
-            in_groups(target, T.min(rows - start, size), group, more)
+            count = T.min(rows - start, size)
+            if tiled:
+                left = _in_tiles(count, group, tiled)
+                in_groups(target, left, partial(_behind, group, count - left), more)
+            else:
+                in_groups(target, count, group, more)
     return builder.get()
+
+
+def _behind(emit: Callable[[Any, int], None], first: Any, row: Any, rows: int) -> None:
+    emit(first + row, rows)
+
+
+def _in_tiles(count: Any, emit: Callable[[Any, int], None], columns: int) -> Any:
+    """`emit` for the first of `count` rows in groups of sixteen; how many are left."""
+    groups = T.floordiv(count, tile_registers.ROWS)
+    with T.If(groups > 0), T.Then():
+        tile_registers.configure(columns)
+        with T.serial(0, groups) as group:
+            emit(group * tile_registers.ROWS, tile_registers.ROWS)
+        tile_registers.release()
+    return T.floormod(count, tile_registers.ROWS)
 
 
 def group_rows(target: Target) -> int:

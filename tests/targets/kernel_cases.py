@@ -111,7 +111,7 @@ def _grow_queries(rng: Rng) -> Case:
 
 
 def _take_rows(rng: Rng) -> Case:
-    rows, picked = 9, rng.integers(0, 9, int(rng.choice(ROWS))).astype(np.int32)
+    rows, picked = 11, rng.integers(0, 11, int(rng.choice(ROWS)))  # no count of ROWS.astype(np.int32)
     return Case("take_rows", [floats(rng, rows, _width(rng)), picked], {}, (0, 1))
 
 
