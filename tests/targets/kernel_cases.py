@@ -111,7 +111,8 @@ def _grow_queries(rng: Rng) -> Case:
 
 
 def _take_rows(rng: Rng) -> Case:
-    rows, picked = 11, rng.integers(0, 11, int(rng.choice(ROWS)))  # no count of ROWS.astype(np.int32)
+    rows = 11  # not in ROWS: `run_rows` would take rows away that are picked
+    picked = rng.integers(0, rows, int(rng.choice(ROWS))).astype(np.int32)
     return Case("take_rows", [floats(rng, rows, _width(rng)), picked], {}, (0, 1))
 
 
