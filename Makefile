@@ -1,5 +1,6 @@
 # make demo   compile the demo model and ask it a question
 # make test   every test, in WORKERS processes of about 2 GB
+# make cross  what the tests of code for 64-bit Arm need, as root on Debian: an emulator, a cross compiler, two wheels
 # make lint   ruff and mypy
 # make bench  speed of the demo model here
 # make format rewrite the sources in the house style
@@ -11,11 +12,12 @@ QUANT  ?= auto
 WORKERS ?= 2
 # What runs kernels by several threads: a worker has one core.
 ALONE   = tests/targets tests/runtime
+CROSS   = qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross
 MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench format clean
+.PHONY: demo test cross lint bench format clean
 
 demo: $(MODEL)
 	$(BIN)/llmc run $(MODEL) "Give me three tips for staying healthy."
@@ -24,6 +26,13 @@ demo: $(MODEL)
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(ALONE)
+
+cross: $(VENV)/.compile
+	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } > /dev/null || \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CROSS); }
+	$(BIN)/python -m pip download -q --no-deps --only-binary :all: -d build/aarch64 \
+	--platform manylinux_2_28_aarch64 --python-version 3.12 \
+	$$($(BIN)/python -m pip freeze | grep -E '^apache-tvm(-ffi)?==')
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

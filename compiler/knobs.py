@@ -1,6 +1,6 @@
 """Every `LLMC_*` environment variable of the compile side, in one place, typed.
 
-The one that the runtime reads too is in runtime/loading/integrity.py; README lists them all.
+Those that the runtime reads are in runtime/loading/integrity.py and cpu.py; README lists them all.
 """
 
 from __future__ import annotations

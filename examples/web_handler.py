@@ -113,8 +113,15 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     fields = dict(line.lower().split(":", 1) for line in head[1:] if ":" in line)
     size = int(fields.get("content-length", 0))
     if not 0 <= size <= MOST_BYTES:
+        await _pass_over(reader, min(size, 16 * MOST_BYTES))
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MOST_BYTES} bytes")
     return method, path, await reader.readexactly(size)
+
+
+async def _pass_over(reader: asyncio.StreamReader, size: int) -> None:
+    """Read what nobody wants: a client that sends all of it before it listens would not hear the answer."""
+    while size > 0 and (got := await reader.read(min(size, 1 << 16))):
+        size -= len(got)
 
 
 async def _end(reader: asyncio.StreamReader) -> None:

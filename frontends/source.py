@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import ModelSpec
+from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.hub import Progress, fetch, is_hub
 from llmc.frontends.tensor import Tensor
 
@@ -36,11 +37,18 @@ class Source:
 
     def close(self) -> None:
         """Unmaps the files. Tensors cannot be read afterwards; arrays that were read stay valid."""
-        files = {id(file): file for tensor in self.tensors.values() for file in tensor.files}
-        for file in files.values():
+        for file in self._files():
             # A view that someone still holds keeps the map open until it goes.
             with contextlib.suppress(BufferError):
                 file.data.close()
+
+    def let_go(self) -> None:
+        """Gives back memory that reading took: pages of the files, which are mapped again when they are read again."""
+        for file in self._files():
+            file.let_go()
+
+    def _files(self) -> list[MappedFile]:
+        return list({id(file): file for tensor in self.tensors.values() for file in tensor.files}.values())
 
     def __enter__(self) -> Source:
         return self

@@ -19,6 +19,7 @@ from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import open_package
 from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.crowding import Crowding
 from llmc.runtime.loading.graph_manifest import GraphManifest, Port, Term, read_graph_manifest, value_of, words_of
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.weights import ALIGN, map_weights
@@ -52,7 +53,7 @@ class Graph:
     def __init__(self, manifest: GraphManifest, step: Any, weights: Any, threads: int) -> None:
         self.manifest = manifest
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._step, self._weights, self._threads = step, weights, threads
+        self._step, self._weights, self._crowding = step, weights, Crowding(threads)
         self._turn = threading.Lock()
 
     def __call__(self, /, **arrays: Any) -> dict[str, Array]:
@@ -66,12 +67,13 @@ class Graph:
         ffi = library.import_ffi()
         placed = [ffi.from_dlpack(_placed(given[port.name], port.dtype)) for port in self.inputs]
         with self._turn:
-            library.use_threads(self._threads)
+            library.use_threads(self._crowding.begin())
             try:
                 results = self._step(*placed, self._weights)
             except RuntimeError as error:
                 reason = (str(error).strip().splitlines() or ["no reason"])[-1]
                 raise LlmcError(f"the graph failed on these arrays: {reason[:300]}") from error
+            self._crowding.end()
         values = [np.array(np.from_dlpack(result)) for result in results]
         for port, value in zip(self.outputs, values, strict=True):
             wanted = tuple(value_of(size, sizes) for size in port.shape)

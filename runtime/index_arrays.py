@@ -1,10 +1,13 @@
 """The index arrays of a compiled step, for all its sequences at once: int32, each at a multiple of 64 bytes.
 
 runner.py says what they are. A step of many sequences feeds most of them one token, so no array is filled by sequence.
+A step of few rows is listed first and copied once: a kernel's weights leave nothing of Python in the CPU's caches, so
+what counts there is how many different functions are called.
 """
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
@@ -17,6 +20,9 @@ from llmc.runtime.cache.pages import Sequence, pages_for
 I32 = NDArray[np.int32]
 
 _ALIGN_INTS = 16  # 64 bytes
+_PADS = [array("i", [0] * (-length % _ALIGN_INTS)) for length in range(_ALIGN_INTS)]
+_FEW_ROWS = 8  # up to which lists are quicker
+_BLOCK_INTS = 1 << 16  # of the memory that arrays are cut out of
 
 
 def index_arrays(sequences: SequenceOf[Sequence], ids: SequenceOf[I32], wanted: SequenceOf[int]) -> list[I32]:
@@ -25,6 +31,8 @@ def index_arrays(sequences: SequenceOf[Sequence], ids: SequenceOf[I32], wanted: 
     The compiled step wants R >= 1, so row 0 stands in for none.
     """
     counts = [len(new) for new in ids]
+    if sum(counts) <= _FEW_ROWS:
+        return _few(sequences, ids, counts, wanted)
     before = [0, *accumulate(counts)]  # rows before each sequence, and all
     pages = [pages_for(sequence.length + count) for sequence, count in zip(sequences, counts, strict=True)]
     indptr = [0, *accumulate(pages)]
@@ -41,7 +49,7 @@ def index_arrays(sequences: SequenceOf[Sequence], ids: SequenceOf[I32], wanted: 
     page_indptr[:] = indptr
     for group, ids_of_group in enumerate(page_ids):
         joined = _joined([sequence.tables[group] for sequence in sequences], pages)
-        np.maximum(joined, 0, out=ids_of_group)  # NO_PAGE is never read, but it has to be a page
+        np.maximum(joined, 0, out=ids_of_group)  # NO_PAGE is never read, but it has to be a page; so too in `_few`
     logit_rows[:] = [at for end, count in zip(before[1:], wanted, strict=True) for at in range(end - count, end)] or 0
     return [tokens, positions, seqs, slots, holes.reshape(-1, 2), page_indptr, *page_ids, logit_rows]
 
@@ -63,9 +71,60 @@ def aligned(lengths: list[int]) -> list[I32]:
     for length in lengths:
         starts.append(at)
         at += -(-length // _ALIGN_INTS) * _ALIGN_INTS
-    memory = np.empty(at + _ALIGN_INTS, np.int32)
-    shift = (-memory.ctypes.data % (4 * _ALIGN_INTS)) // 4
-    return [memory[shift + start : shift + start + n] for start, n in zip(starts, lengths, strict=True)]
+    memory, first = _memory.take(at)
+    return [memory[first + start : first + start + n] for start, n in zip(starts, lengths, strict=True)]
+
+
+class _Memory(threading.local):
+    """Memory for arrays, never given out twice; a block of it lives as long as one of its arrays."""
+
+    block: I32 = np.empty(0, np.int32)
+    used = 0
+
+    def take(self, count: int) -> tuple[I32, int]:
+        """A block with room for `count` int32, a multiple of 16, and where it begins, at a multiple of 64 bytes."""
+        if count > len(self.block) - self.used:
+            block = np.empty(max(count, _BLOCK_INTS) + _ALIGN_INTS, np.int32)
+            shift = (-block.ctypes.data % (4 * _ALIGN_INTS)) // 4
+            self.block, self.used = block[shift:], 0
+        first = self.used
+        self.used += count
+        return self.block, first
+
+
+_memory = _Memory()
+
+
+def _few(
+    sequences: SequenceOf[Sequence], ids: SequenceOf[I32], counts: list[int], wanted: SequenceOf[int]
+) -> list[I32]:
+    """`index_arrays`, row by row."""
+    empty: list[list[int]] = [[] for _ in range(6)]
+    tokens, positions, seqs, slots, holes, rows = empty
+    indptr = [0]
+    tables = [array("i") for _ in sequences[0].tables]
+    for number, (sequence, new, count, want) in enumerate(zip(sequences, ids, counts, wanted, strict=True)):
+        tokens += new.tolist()
+        positions += range(sequence.position, sequence.position + count)
+        seqs += [number] * count
+        slots += range(sequence.length, sequence.length + count)
+        holes += sequence.hole
+        rows += range(len(tokens) - want, len(tokens))
+        pages = pages_for(sequence.length + count)
+        indptr.append(indptr[-1] + pages)
+        for joined, table in zip(tables, sequence.tables, strict=True):
+            joined += table[:pages]
+    listed = [joined if min(joined) >= 0 else [max(page, 0) for page in joined] for joined in tables]
+    numbers, places = array("i"), []
+    for part in (tokens, positions, seqs, slots, holes, indptr, *listed, rows or [0]):
+        places.append((len(numbers), len(part)))
+        numbers.extend(part)
+        numbers.extend(_PADS[len(part) % _ALIGN_INTS])
+    memory, first = _memory.take(len(numbers))
+    memory[first : first + len(numbers)] = numbers
+    arrays = [memory[first + start : first + start + length] for start, length in places]
+    arrays[4] = arrays[4].reshape(-1, 2)
+    return arrays
 
 
 def _joined(tables: SequenceOf[array[int]], counts: SequenceOf[int]) -> I32:

@@ -7,14 +7,13 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from numbers import Integral
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.sessions import load_prefix, save_prefix
 from llmc.runtime.engine.streams import TextStream
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.generate import Generation, Options, Part
@@ -24,11 +23,12 @@ from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
 from llmc.runtime.loading.weights import map_weights
-from llmc.runtime.quality import WINDOW, Evaluation, Subject, evaluate
 from llmc.runtime.runner import PREFILL_CHUNK, Runner, as_ids
-from llmc.runtime.text.chat import render_chat
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
+
+if TYPE_CHECKING:
+    from llmc.runtime.quality import Evaluation, Subject
 
 Prompt = str | SequenceOf[int]
 Message = Mapping[str, str]
@@ -172,6 +172,8 @@ class Model:
 
         Raises RequestError for a prompt that leaves no room in the context, or a path that cannot be written.
         """
+        from llmc.runtime.engine.sessions import save_prefix
+
         self._check_task("generate", "save sessions")
         save_prefix(self.engine, path, self._prompt_ids(prompt), self._facts, salt, note)
 
@@ -180,12 +182,16 @@ class Model:
 
         Raises ArtifactError for a file that is damaged or of another artifact, and RequestError if the cache is full.
         """
+        from llmc.runtime.engine.sessions import load_prefix
+
         return load_prefix(self.engine, path, self._facts, salt)
 
     def chat_prompt(self, messages: SequenceOf[Message], endless: str = "") -> list[int]:
         """Token ids of a conversation as the model's chat template writes it; with `endless` of one of any length."""
         if self._template is None:
             raise RequestError(f"{self.name} has no chat template; use generate with a plain prompt")
+        from llmc.runtime.text.chat import render_chat  # with a library that takes long to import
+
         marked = render_chat(self._template, messages, self._facts.special, self._tokenizer.mark)
         return self._prompt_ids(self._tokenizer.encode_chat(marked, self._longest(endless)))
 
@@ -220,10 +226,14 @@ class Model:
         sources = way.sources(texts, self._tokenizer, self._facts.context, truncate)
         return self._parts(sources, [Options.of(options)] * len(sources), way)
 
-    def evaluate(self, text: Prompt, window: int = WINDOW, against: Model | None = None, **options: Any) -> Evaluation:
+    def evaluate(
+        self, text: Prompt, window: int | None = None, against: Model | None = None, **options: Any
+    ) -> Evaluation:
         """Perplexity of `text`, and divergence `against` another model; options and errors as `quality.evaluate`."""
+        from llmc.runtime.quality import WINDOW, evaluate
+
         other = None if against is None else against._subject()
-        return evaluate(self._subject(), text, window, other, **options)
+        return evaluate(self._subject(), text, WINDOW if window is None else window, other, **options)
 
     def embed(self, texts: SequenceOf[str], truncate: bool = False) -> F32:
         """A vector (C,) for each text, (n, C) float32; `truncate` cuts texts that are longer than the model reads.
@@ -311,6 +321,8 @@ class Model:
 
     def _subject(self) -> Subject:
         self._check_task("generate", "predict a text")
+        from llmc.runtime.quality import Subject
+
         return Subject(self.runner, self._tokenizer, self._facts.bos, self._facts.add_bos)
 
     def _longest(self, endless: str) -> int:

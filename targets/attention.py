@@ -1,12 +1,10 @@
 """Paged attention: one kernel for prefill, chunks and decode, GQA-aware.
 
-One task is (row, kv head, eight of its query heads, or all where they are no multiple), which share every K and V load.
-What a task does is in online_softmax.py.
+Which rows share a load of K and V is found in row_blocks.py; what is done with a page is in online_softmax.py.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -16,7 +14,10 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kv_pages import KINDS
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
-from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of, parts_of
+from llmc.targets.online_softmax import pages_of
+from llmc.targets.row_blocks import attend
+from llmc.targets.scoring import Scoring
+from llmc.targets.sight import Places
 from llmc.targets.store_kv import write_rows
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, registers
@@ -24,20 +25,20 @@ from llmc.targets.vector import i32, registers
 
 def attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """qkv (M, (H + 2G) D), kv, seqs, slots (M,), holes (S, 2), page_indptr (S + 1,), page_ids (P,) -> (M, H D)."""
-    return _attention(shapes, attrs)
+    return _attention(target, shapes, attrs)
 
 
 def attention_with_sinks(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, sinks (H,) -> (M, H D)."""
-    return _attention(shapes, attrs, "sinks")
+    return _attention(target, shapes, attrs, "sinks")
 
 
 def attention_by_distance(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, bias (H, 2W + 1) -> (M, H D)."""
-    return _attention(shapes, {"bias": "none", **attrs}, "biases")
+    return _attention(target, shapes, {"bias": "none", **attrs}, "biases")
 
 
-def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.PrimFunc:
+def _attention(target: Target, shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.PrimFunc:
     """`more` names what of Scoring the operands after page_ids are."""
     heads, groups, size = int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
     scale, bias = float(attrs["scale"]), str(attrs["bias"])
@@ -49,20 +50,14 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.Pri
         kv = pages_of(kind, size)
         qkv, kv.buffer, seqs, slots, holes, indptr, ids, *given, out = arguments(dtypes, shapes)
         write_rows(kv, qkv, seqs, slots, indptr, ids, heads, groups)
-        scoring = Scoring(scale, window, causal, soft_cap, slopes, **dict(zip(more, given, strict=True)))
+        scoring = Scoring(scale, causal, soft_cap, slopes, **dict(zip(more, given, strict=True)))
         rows = shapes[0][0]
-        parts = parts_of(heads // groups)
-        with T.parallel(0, rows * (groups * parts)) as task:
-            # Late rows of a prefill see more tokens: pair the first with the last so that threads get equal work.
-            turn, share = T.floordiv(task, groups * parts), T.floormod(task, groups * parts)
-            group, part = T.floordiv(share, parts), T.floormod(share, parts)
-            row = T.if_then_else(T.floormod(turn, 2) == 0, T.floordiv(turn, 2), rows - 1 - T.floordiv(turn, 2))
-            end = slots[row] if causal else _end(seqs, slots, rows, row)
-            hole = registers((2,), "int32")
-            for side in range(2):
-                T.buffer_store(hole, holes[seqs[row], side], [side])
-            sight = Sight(partial(listed_page, seqs, indptr, ids, row), slots[row], end, (hole[0], hole[1]))
-            attend(kv, qkv, out, row, group, heads // groups, size, sight, scoring, part, parts)
+
+        def end_of(row: Any) -> Any:
+            return slots[row] if causal else _end(seqs, slots, rows, row)
+
+        places = Places(seqs, lambda row: slots[row], end_of, indptr, ids, window, holes, one_end=not causal)
+        attend(target, kv, qkv, out, places, heads, groups, scoring)
     return builder.get()
 
 

@@ -6,22 +6,27 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.targets import tiles
 from llmc.targets.codes import CHUNK, Tile
-from llmc.targets.linear import Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.target import Target
 from llmc.targets.vector import dot4, f32, fma, i32, splat
 
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
-    body = i8_body(target, _format(attrs), int(shapes[0][1]) * 4)
-    return template(target, ["int32", "float32", "float32", "int32"], shapes, body)
+    format = _format(attrs)
+    body = i8_body(target, format, int(shapes[0][1]) * 4)
+    more = MORE_ROWS if format.block <= BLOCK else 0  # longer blocks have sums of their own besides the dots
+    tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
+    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled)
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
@@ -33,10 +38,11 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
             reader = Tile(target, format, weight, columns, tile)
+            reader.begin()
             with T.serial(0, columns // CHUNK) as chunk:
                 words = reader.values(chunk)
-                for half in range(CHUNK // BLOCK):
-                    _add_half(reader, left, chunk, half, words, row, rows, acc)
+                for block in range(CHUNK // format.block):
+                    _add_block(reader, left, chunk, block, words, row, rows, acc)
             return _finish(reader, acc, rows)
 
         return reduce
@@ -66,6 +72,7 @@ def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
             reader = Tile(target, format, weight, columns, tile)
+            reader.begin()
             with T.serial(0, chunks) as chunk:
                 for group, word in enumerate(reader.values(chunk)):
                     scale = reader.scale(chunk, group * 4 // format.block)
@@ -89,31 +96,46 @@ def _format(attrs: dict[str, Any]) -> BlockFormat:
     return format
 
 
-def _add_half(
-    reader: Tile, left: list[Any], chunk: Any, half: int, words: Iterator[Any], row: Any, rows: int, acc: Any
+def _add_block(
+    reader: Tile, left: list[Any], chunk: Any, block: int, words: Iterator[Any], row: Any, rows: int, acc: Any
 ) -> None:
-    """acc += the products of 32 columns: those that share a scale of the activations."""
+    """acc += the products of the columns that share a scale and an offset of the weights.
+
+    With d the integer dots of the columns that also share a scale of the activations, s, and t the sum of these:
+    scale * (sum of s * d) + offset * (sum of t). A whole-number offset n goes inside, scale * (s * d - n * t): n * t is
+    the same for all outputs.
+    """
     format = reader.format
-    step = min(format.block, BLOCK)  # columns whose dots may be summed as integers
     codes, scales, sums = left
-    for part in range(BLOCK // step):
-        dots = zeros(rows, "int32")
-        for group in range(part * step // 4, (part + 1) * step // 4):
-            word = next(words)
-            for r in range(rows):
-                activations = codes[row + r, chunk * (CHUNK // 4) + half * (BLOCK // 4) + group]
-                put(dots, r, dot4(reader.target, get(dots, r), word, activations, _wide(format)))
-        block = (half * BLOCK + part * step) // format.block
-        scale = reader.scale(chunk, block)
-        offset = reader.offset(chunk, block, scale)
-        place = chunk * (CHUNK // BLOCK) + half
-        if step == SUM_BLOCK:  # after the sums of 32
-            place = reader.columns // BLOCK + place * (BLOCK // SUM_BLOCK) + part
+    step = min(format.block, BLOCK)  # columns whose dots may be summed as integers
+    parts = [(chunk * (CHUNK // step) + block * (format.block // step)) + i for i in range(format.block // step)]
+    finer = reader.columns // BLOCK if step == SUM_BLOCK else 0  # the sums of 16 come after those of 32
+    scale = reader.scale(chunk, block)
+    offset = reader.offset(chunk, block, scale)
+    dots = [_dots(reader, codes, part * (step // 4), step // 4, words, row, rows) for part in parts]
+    for r in range(rows):
+        total, *others = (splat(sums[row + r, finer + part]) for part in parts)
+        total = sum(others, total)
+        inner = total * splat(f32(-format.offset)) if isinstance(format.offset, int) else None
+        for part, dot in zip(parts, dots, strict=True):
+            left_scale = splat(scales[row + r, T.floordiv(part * step, BLOCK)])
+            product = T.cast(get(dot, r), "float32x16")
+            inner = product * left_scale if inner is None else fma(product, left_scale, inner)
+        put(acc, r, fma(scale, inner, get(acc, r)))
+        if not isinstance(format.offset, int):
+            put(acc, r, fma(offset, total, get(acc, r)))
+
+
+def _dots(reader: Tile, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int) -> Any:
+    """Integer dots of `groups` groups of four columns from group `start` on: one int32 register a row."""
+    if rows == tiles.ROWS:
+        return tiles.dots(codes, row, start, list(islice(words, groups)))
+    dots = zeros(rows, "int32")
+    for group in range(groups):
+        word = next(words)
         for r in range(rows):
-            total = sums[row + r, place]
-            left_scale = splat(scales[row + r, chunk * (CHUNK // BLOCK) + half])
-            put(acc, r, fma(T.cast(get(dots, r), "float32x16"), scale * left_scale, get(acc, r)))
-            put(acc, r, fma(offset, splat(total), get(acc, r)))
+            put(dots, r, dot4(reader.target, get(dots, r), word, codes[row + r, start + group], _wide(reader.format)))
+    return dots
 
 
 def _wide(format: BlockFormat) -> bool:

@@ -6,10 +6,13 @@ subexpression elimination (a known regression of this TVM line), no rewriting of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
+
+from llmc.targets import step_instructions
 
 
 def _sequence(*passes: Any) -> Any:
@@ -39,7 +42,12 @@ _PIPELINE = "llmc"
 tirx.compilation_pipeline.register_tir_pipeline(_PIPELINE, _tir_pipeline)
 
 
-def _sort_shape_stores(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+def _plain(function: Callable[[tvm.IRModule], tvm.IRModule]) -> Any:
+    """A function of a module as a pass of TVM's."""
+    return tvm.transform.module_pass(lambda module, _: function(module), 0, name=function.__name__)
+
+
+def _sort_shape_stores(module: tvm.IRModule) -> tvm.IRModule:
     """VMShapeLower writes the sizes of a step in the order of memory addresses; put them in order of their slots.
 
     Each reads input slots only, so any order computes the same, and one order gives the same bytes in every compile.
@@ -60,9 +68,10 @@ def relax_phases() -> Any:
     r = relax.transform
     return _sequence(
         r.ToNonDataflow(), r.RemovePurityChecking(), r.CallTIRRewrite(),
-        r.StaticPlanBlockMemory(), r.LowerAllocTensor(), r.KillAfterLastUse(), r.LowerRuntimeBuiltin(),
+        r.StaticPlanBlockMemory(), _plain(step_instructions.share_tensors), r.LowerAllocTensor(),
+        r.KillAfterLastUse(), _plain(step_instructions.drop_idle), r.LowerRuntimeBuiltin(),
         r.ComputePrimValue(), r.VMShapeLower(),
-        tvm.transform.module_pass(_sort_shape_stores, 0), r.AttachGlobalSymbol(),
+        _plain(_sort_shape_stores), r.AttachGlobalSymbol(),
     )  # fmt: skip
 
 

@@ -31,6 +31,11 @@ class Tile:
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
 
+    def begin(self) -> None:
+        """Ask for what reading a tile leaves out: it begins behind the head, so as much of the stream is skipped."""
+        for word in range(0, self.format.head_words(self.columns), TILE):
+            self._prefetch(word)
+
     def _at(self, chunk: Any, word: Any) -> Any:
         """Index of a word of the chunk's record."""
         format = self.format

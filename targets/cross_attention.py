@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -11,7 +10,10 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS
 from llmc.targets.arguments import arguments
-from llmc.targets.online_softmax import Scoring, Sight, attend, listed_page, pages_of
+from llmc.targets.online_softmax import pages_of
+from llmc.targets.row_blocks import attend
+from llmc.targets.scoring import Scoring
+from llmc.targets.sight import Places
 from llmc.targets.target import Target
 
 
@@ -23,9 +25,10 @@ def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
     with IRBuilder() as builder, T.prim_func():
         kv = pages_of(kind, size)
         q, kv.buffer, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
-        with T.parallel(0, shapes[0][0] * groups) as task:
-            row, group = T.floordiv(task, groups), T.floormod(task, groups)
-            last = lengths[seqs[row]] - 1
-            sight = Sight(partial(listed_page, seqs, indptr, ids, row), last, last)
-            attend(kv, q, out, row, group, heads // groups, size, sight, Scoring(float(attrs["scale"])))
+
+        def last(row: Any) -> Any:
+            return lengths[seqs[row]] - 1
+
+        places = Places(seqs, last, last, indptr, ids, one_end=True)
+        attend(target, kv, q, out, places, heads, groups, Scoring(float(attrs["scale"])))
     return builder.get()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
+from llmc.targets.rounding import QUANTIZED, quantize_row, whole_groups
 from llmc.targets.rows import columns, kernel, splat_store
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, exp, f32, fma, lanes, normal_tail, registers, splat, tanh
 
 Sixteen = Callable[[Any], Any]  # float32x16 -> float32x16
+Pair = Callable[[Any, Any], Any]  # two of them -> one
 
 
 def _map(shapes: list[Any], function: Sixteen) -> tirx.PrimFunc:
@@ -140,25 +143,30 @@ def activate(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
 
 def gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
-    activation = _activation(attrs)
-    return _halves(shapes, lambda gate, up: activation(gate) * up)
+    return _halves(shapes, _gate(attrs))
 
 
 def bounded_gated(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it."""
+    return _halves(shapes, _bounded_gate(attrs))
+
+
+def _gate(attrs: dict[str, Any]) -> Pair:
+    activation = _activation(attrs)
+    return lambda gate, up: activation(gate) * up
+
+
+def _bounded_gate(attrs: dict[str, Any]) -> Pair:
     activation, plus = _activation(attrs), splat(f32(attrs["plus"]))
     high, low = splat(f32(attrs["limit"])), splat(f32(-attrs["limit"]))
 
     def bounded(x: Any) -> Any:
         return T.Select(x > high, high, x)  # NaN stays, as in _relu
 
-    def pair(gate: Any, up: Any) -> Any:
-        return activation(bounded(gate)) * (T.Select(up < low, low, bounded(up)) + plus)
-
-    return _halves(shapes, pair)
+    return lambda gate, up: activation(bounded(gate)) * (T.Select(up < low, low, bounded(up)) + plus)
 
 
-def _halves(shapes: list[Any], function: Callable[[Any, Any], Any]) -> tirx.PrimFunc:
+def _halves(shapes: list[Any], function: Pair) -> tirx.PrimFunc:
     """x (M, 2F) -> function(first half, second half) (M, F)."""
     width = int(shapes[1][1])
 
@@ -177,6 +185,35 @@ def _halves(shapes: list[Any], function: Callable[[Any, Any], Any]) -> tirx.Prim
         )
 
     return kernel(["float32"] * 2, shapes, body)
+
+
+def activate_i8(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F) -> activation(x) as quantize_rows gives it."""
+    activation, width = _activation(attrs), whole_groups(shapes[0])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, *quantized = buffers
+        quantize_row(lambda c: activation(x[row, lanes(c)]), row, width, quantized)
+
+    return kernel(["float32", *QUANTIZED], shapes, body)
+
+
+def _halves_i8(function: Callable[[dict[str, Any]], Pair], target: Target, shapes: list[Any], attrs: Any) -> Any:
+    """x (M, 2F) -> function(first half, second half) (M, F) as quantize_rows gives it."""
+    pair, width = function(attrs), whole_groups(shapes[0]) // 2
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, *quantized = buffers
+        quantize_row(lambda c: pair(x[row, lanes(c)], x[row, lanes(width + c)]), row, width, quantized)
+
+    return kernel(["float32", *QUANTIZED], shapes, body)
+
+
+QUANTIZED_ACTIVATIONS: dict[str, Any] = {
+    "activate_i8": activate_i8,
+    "gated_i8": partial(_halves_i8, _gate),
+    "bounded_gated_i8": partial(_halves_i8, _bounded_gate),
+}
 
 
 def xielu(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

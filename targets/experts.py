@@ -1,9 +1,9 @@
 """Matrices of experts: a row is multiplied with those that it was routed to, by the reductions of linear layers.
 
 A thread owns a range of tiles, the same of every expert, and takes all rows through them. A pair is a row and a place
-among the experts it uses. When there are more than a few rows, pairs are sorted by expert and go in groups of 8, 4, 2,
-1 that share each weight register, as rows do in linear.py. Each pair is summed by itself and a row's pairs are added in
-the order of their experts, so that its result never depends on the rows beside it.
+among the experts it uses. When there are more than a few rows, pairs are sorted by expert and go in groups that share
+each weight register, as rows do in linear.py. Each pair is summed by itself and a row's pairs are added in the order of
+their experts, so that its result never depends on the rows beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
 from llmc.targets.arguments import arguments
-from llmc.targets.linear import ROW_GROUPS, get
+from llmc.targets.linear import MORE_ROWS, get, group_rows, in_groups
 from llmc.targets.reductions import PER_WORD, reduction
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, fma, i32, lanes, registers, splat
@@ -28,10 +28,10 @@ ROW_BLOCK = 64  # rows that are sorted at once: what a thread keeps of them is o
 
 
 class _Pairs:
-    """Rows and places of up to eight pairs, in registers."""
+    """Rows and places of some pairs, in registers."""
 
-    def __init__(self) -> None:
-        self.rows, self.places = registers((ROW_GROUPS[0],), "int64"), registers((ROW_GROUPS[0],), "int32")
+    def __init__(self, most: int) -> None:
+        self.rows, self.places = registers((most,), "int64"), registers((most,), "int32")
 
     def put(self, index: int, row: Any, place: Any) -> None:
         """Set one."""
@@ -74,7 +74,8 @@ def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, An
 
         return emit
 
-    return _frame([*left_types, "int32", weight_type, "float32"], shapes, len(left_types), attrs, body)
+    types = [*left_types, "int32", weight_type, "float32"]
+    return _frame(target, types, shapes, len(left_types), attrs, body)
 
 
 def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -97,7 +98,7 @@ def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
         return emit
 
     types = [*left_types, "int32", "float32", weight_type, "float32"]
-    return _frame(types, shapes, len(left_types), attrs, body, adds=True)
+    return _frame(target, types, shapes, len(left_types), attrs, body, adds=True)
 
 
 def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
@@ -126,8 +127,8 @@ def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:
 
 
 def _frame(
-    dtypes: list[str], shapes: list[Any], ids_at: int, attrs: dict[str, Any], body: Callable[[list[Any]], Emit],
-    adds: bool = False,
+    target: Target, dtypes: list[str], shapes: list[Any], ids_at: int, attrs: dict[str, Any],
+    body: Callable[[list[Any]], Emit], adds: bool = False,
 ) -> tirx.PrimFunc:  # fmt: skip
     """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`. `adds`: the output starts as zeros."""
     used = int(shapes[ids_at][1])
@@ -140,18 +141,20 @@ def _frame(
                     T.buffer_store(out, splat(f32(0)), [row, lanes(tile * TILE)])
             with T.If(rows < SORTED_ROWS):
                 with T.Then():
-                    pairs = _Pairs()
+                    pairs = _Pairs(1)
                     with T.serial(0, rows) as row, T.serial(0, used) as u:
                         pairs.put(0, row, u)
                         emit(tile, ids[row, u], pairs, 1)
                 with T.Else(), T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
                     first = block * ROW_BLOCK
                     count = T.min(rows - first, ROW_BLOCK)
-                    _sorted_pairs(emit, tile, ids, first, count, used, int(attrs["experts"]))
+                    _sorted_pairs(target, emit, tile, ids, first, count, used, int(attrs["experts"]))
     return builder.get()
 
 
-def _sorted_pairs(emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used: int, experts: int) -> None:
+def _sorted_pairs(
+    target: Target, emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used: int, experts: int
+) -> None:
     """All pairs of `count` rows from `first` on, expert by expert."""
     order = registers((ROW_BLOCK * used,), "int32")  # row * used + place, by expert
     ends, cursor = registers((experts + 1,), "int32"), registers((experts,), "int32")
@@ -167,7 +170,7 @@ def _sorted_pairs(emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used:
         expert = ids[first + row, u]
         T.buffer_store(order, T.cast(row, "int32") * used + T.cast(u, "int32"), [cursor[expert]])
         T.buffer_store(cursor, cursor[expert] + 1, [expert])
-    pairs = _Pairs()
+    pairs = _Pairs(group_rows(target) + MORE_ROWS)
 
     def some(expert: Any, start: Any, size: int) -> None:
         for r in range(size):
@@ -175,14 +178,9 @@ def _sorted_pairs(emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used:
             pairs.put(r, first + T.floordiv(pair, used), T.floormod(pair, used))
         emit(tile, expert, pairs, size)
 
-    whole, *rest = ROW_GROUPS
     with T.serial(0, experts) as e:
-        size = ends[e + 1] - ends[e]
-        with T.serial(0, T.floordiv(size, whole)) as group:
-            some(e, ends[e] + group * whole, whole)
-        for part in rest:
-            with T.If(T.floormod(T.floordiv(size, part), 2) == 1), T.Then():
-                some(e, ends[e] + T.floordiv(size, 2 * part) * (2 * part), part)
+        size, start = ends[e + 1] - ends[e], ends[e]
+        in_groups(target, size, lambda at, count: some(e, start + at, count))
 
 
 KERNELS: dict[str, Any] = {

@@ -14,6 +14,7 @@ from tvm import relax, s_tir, tirx
 from llmc.compiler.errors import LlmcError
 from llmc.targets.lower import lower_ops
 from llmc.targets.target import Target
+from llmc.targets.tuned import Tuned
 
 _SPATIAL, _REDUCE = 0, 2  # kinds of a block's axes
 
@@ -21,10 +22,10 @@ _AT_HAND = "vm.builtin."  # functions of libtvm_runtime.so alone; sorting, for o
 _CALLED = re.compile(r'T\.call_(?:c?packed|extern)\((?:"[a-z0-9]+", )?"([^"]+)"')  # by loops, as TVMScript shows them
 
 
-def lower_graph(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """A module over kernels and scheduled loops."""
+def lower_graph(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
+    """A module over kernels, each with its own knobs, and scheduled loops."""
     transform = relax.transform
-    module = lower_ops(module, target)
+    module = lower_ops(module, target, tuned)
     with target.llvm():
         module = tvm.ir.transform.Sequential([
             transform.DecomposeOpsForInference(), transform.LegalizeOps(),

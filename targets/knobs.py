@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class Knobs:
     """The tuning of one kernel. Defaults are what most machines do well with."""
 
-    prefetch_bytes: int = 2048  # how far ahead a weight stream is asked for; 0 asks for nothing
+    prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for; 0 asks for nothing
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
+    row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
+
+
+# Knob -> the values `llmc tune` tries, the default among them: one line for each. Any of them is right for any kernel.
+CANDIDATES: dict[str, tuple[int, ...]] = {
+    "prefetch_bytes": (0, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    "row_block": (32, 64, 128, 256, 512),
+    "row_group": (0, 2, 4, 5, 6, 7, 8),
+}
+
+
+class Watched(Knobs):
+    """Knobs that remember which of them were read: what a kernel's template asks for is what can be tuned in it."""
+
+    def read(self) -> list[str]:
+        """Names of the knobs read so far, in the order of the class."""
+        return [field.name for field in fields(Knobs) if field.name in vars(self).get("_read", ())]
+
+    def __getattribute__(self, name: str) -> int:
+        if name in CANDIDATES:
+            vars(self).setdefault("_read", set()).add(name)
+        value: int = super().__getattribute__(name)
+        return value

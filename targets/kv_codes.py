@@ -12,23 +12,20 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE, SMALLEST_SCALE, TABLE
-from llmc.targets.kv_plain import prefetch_element
+from llmc.targets.kv_pages import Pages
 from llmc.targets.vector import LANES, f32, i32, lanes, reduce_max, registers, round_bf16, splat, widen_bf16
-
-LINE = 64  # bytes of a cache line
 
 
 def within(x: Any, low: float, high: float) -> Any:
     return T.min(T.max(x, splat(f32(low))), splat(f32(high)))
 
 
-class CodePages:
+class CodePages(Pages):
     """What q8 and q4 share. Letters: D head size (`size`), W = D rounded up to 16 (`width`)."""
 
-    def __init__(self, size: int, key_bytes: int) -> None:
-        self.size, self.width = size, -(-size // LANES) * LANES
+    def __init__(self, size: int, elements: int, key_bytes: int) -> None:
+        super().__init__(size, elements)
         self.starts = (0, key_bytes)  # of K and of V
-        self.buffer: Any = None
 
     def at(self, page: Any, side: int, head: Any, at: Any) -> list[Any]:
         """The place of a byte, or of several, of K (side 0) or V (side 1) of a head."""
@@ -84,24 +81,22 @@ class CodePages:
             self.write_key(qkv, row, (heads + head) * self.size, page, head, place)
             self.write_value(qkv, row, (heads + groups + head) * self.size, page, head, place)
 
-    def write_key(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
-        """K of one head, the columns of a row of x from `start` on, into its place in a page."""
-        raise NotImplementedError
-
     def write_value(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
         """V of one head, as `write_key`."""
         raise NotImplementedError
 
-    def finish(self, acc: Any, count: int) -> None:
-        """Nothing is left to do."""
+    def span_of(self, side: int, head: Any) -> tuple[list[Any], int, int]:
+        """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
+        return [0, head, self.starts[side]], (int(self.buffer.shape[3]) - self.starts[1]) if side else self.starts[1], 1
 
-    def fetch(self, following: Any, group: Any, part: Any, parts: int) -> None:
-        """Ask for the part-th of `parts` of what the following page has of a head."""
-        lines = -(-int(self.buffer.shape[3]) // LINE)
-        each = -(-lines // parts)
-        for line in range(each):
-            at = T.min(part * each + line, lines - 1) * LINE
-            prefetch_element(self.buffer, following, 0, group, at)
+    def products(self, sums: Any, page: Any, head: Any) -> Any:
+        """q . K of sixteen tokens, from the sums over all elements."""
+        return sums * self.table(page, 0, head, 0)
+
+    def weighted(self, weights: Any, page: Any, head: Any, number: Any) -> Any:
+        """Weights of sixteen tokens times a table of V: a place that was never written may hold any number, NaN too."""
+        zero = splat(f32(0))
+        return T.Select(weights > zero, weights * self.table(page, 1, head, number), zero)
 
 
 def widened(bits: Any) -> Any:

@@ -8,22 +8,16 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.vector import LANES, f32, fma, lanes, prefetch, registers, round_bf16, splat, widen_bf16
+from llmc.targets.kv_pages import Pages
+from llmc.targets.vector import LANES, f32, held, lanes, registers, round_bf16, splat, widen_bf16
 
 
-def prefetch_element(buffer: Any, page: Any, side: int, head: Any, at: Any) -> None:
-    """Ask for an element's cache line: pages lie anywhere, so the hardware cannot guess the next one."""
-    _, sides, heads, width = (int(n) if isinstance(n, tirx.IntImm) else 0 for n in buffer.shape)
-    place = T.cast(page, "int64") * (sides * heads * width) + (side * heads + head) * width + at
-    prefetch(buffer.access_ptr("r", offset=place))
-
-
-class PlainPages:
+class PlainPages(Pages):
     """One layer's pages (pages, 2, G, 16 D): K of a head as (D, 16), V as (16, D)."""
 
     def __init__(self, kind: str, size: int) -> None:
-        self.kind, self.size = kind, size
-        self.buffer: Any = None
+        super().__init__(size, size)
+        self.kind = kind
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
@@ -45,48 +39,29 @@ class PlainPages:
             T.buffer_store(x, self._load(page, 0, head, d * PAGE), [lanes(d * PAGE)])
         return x
 
-    def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
-        """`count` query heads as `scores` wants them."""
-        return lambda h, d: qkv[row, (first_head + h) * self.size + d]
+    def span_of(self, side: int, head: Any) -> tuple[list[Any], int, int]:
+        """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
+        return [side, head, 0], self.size * PAGE, 4 if self.kind == "f32" else 2
 
-    def scores(self, queries: Any, page: Any, following: Any, group: Any, count: int, scores: Any) -> None:
-        """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
-        for h in range(count):
-            T.buffer_store(scores, splat(f32(0)), [lanes(h * LANES)])
+    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+        """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
+        return [held(self._load(page, 0, head, (unit * self.unit + e) * PAGE)) for e in range(self.unit)]
+
+    def column(self, register: Any) -> Any:
+        """The first column of a register of a value; the last two may overlap."""
+        uneven = self.size > LANES and self.size % LANES
+        return T.min(register * LANES, self.size - LANES) if uneven else register * LANES
+
+    def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
+        """`count` registers of a token's value."""
+        start = token * self.size
+        if self.size >= LANES:
+            return [held(self._load(page, 1, head, start + self.column(register + c))) for c in range(count)]
+        out = registers((LANES,), "float32")
+        T.buffer_store(out, splat(f32(0)), [lanes(0)])
         with T.serial(0, self.size) as d:
-            key = self._load(page, 0, group, d * PAGE)
-            for side in range(2):
-                prefetch_element(self.buffer, following, side, group, d * PAGE)
-            for h in range(count):
-                total = fma(splat(queries(h, d)), key, scores[lanes(h * LANES)])
-                T.buffer_store(scores, total, [lanes(h * LANES)])
-
-    def accumulate(self, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any) -> None:
-        """acc[h] = acc[h] * fade[h] + weights[h] . V."""
-        whole = self.size // LANES
-        part = registers((count * LANES,), "float32")
-        if whole:
-            with T.serial(0, whole) as step:
-                for h in range(count):
-                    T.buffer_store(part, acc[h, lanes(step * LANES)] * splat(fade[h]), [lanes(h * LANES)])
-                for token in range(PAGE):
-                    value = self._load(page, 1, group, token * self.size + step * LANES)
-                    for h in range(count):
-                        total = fma(splat(weights[h * LANES + token]), value, part[lanes(h * LANES)])
-                        T.buffer_store(part, total, [lanes(h * LANES)])
-                for h in range(count):
-                    T.buffer_store(acc, part[lanes(h * LANES)], [h, lanes(step * LANES)])
-        if self.size % LANES:
-            with T.serial(0, self.size % LANES) as rest:
-                d = whole * LANES + rest
-                for h in range(count):
-                    T.buffer_store(acc, acc[h, d] * fade[h], [h, d])
-                    with T.serial(0, PAGE) as token:
-                        value = self._load_one(page, 1, group, token * self.size + d)
-                        T.buffer_store(acc, acc[h, d] + weights[h * LANES + token] * value, [h, d])
-
-    def finish(self, acc: Any, count: int) -> None:
-        """Nothing is left to do."""
+            T.buffer_store(out, self._load_one(page, 1, head, start + d), [d])
+        return [out[lanes(0)]]
 
     def _load(self, page: Any, side: int, head: Any, at: Any) -> Any:
         value = self.buffer[page, side, head, lanes(at)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import tirx
@@ -30,7 +31,7 @@ class Q4Pages(CodePages):
     """Rotated K in six-bit codes (W/4, 3, 16), a scale a token; rotated V in four, scale and minimum a group."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size, q4_key_bytes(size))
+        super().__init__(size, -(-size // LANES) * LANES, q4_key_bytes(size))
         self.groups = -(-size // GROUP)
         self.values_at = 2 * self.groups * TABLE
 
@@ -130,92 +131,81 @@ class Q4Pages(CodePages):
             T.buffer_store(x, x[lanes(d * PAGE)] * splat(f32(block**-0.5)), [lanes(d * PAGE)])
         return x
 
-    def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
-        """(rotated heads (count, W), the sum of each) as `scores` wants them."""
-        q, sums = registers((count * self.width,), "float32"), registers((count + LANES,), "float32")
-        for h in range(count):
-            head = self.row(qkv, row, (first_head + h) * self.size)
-            self._rotate(head)
-            T.buffer_store(sums, splat(f32(0)), [lanes(count)])
-            with T.serial(0, self.width // LANES) as step:
-                value = head[lanes(step * LANES)]
-                T.buffer_store(q, value, [lanes(h * self.width + step * LANES)])
-                T.buffer_store(sums, sums[lanes(count)] + value, [lanes(count)])
-            T.buffer_store(sums, reduce_sum(sums[lanes(count)]), [h])
-        return q, sums
+    def prepare(self, vectors: int) -> None:
+        """The sum of each query, which the codes' middle is taken off by."""
+        self.sums = registers((vectors,), "float32")
 
-    def scores(self, queries: Any, page: Any, following: Any, group: Any, count: int, scores: Any) -> None:
-        """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
-        q, sums = queries
-        for h in range(count):
-            T.buffer_store(scores, splat(sums[h] * f32(-31.5)), [lanes(h * LANES)])
-        with T.serial(0, self.width // 8) as unit:
-            self.fetch(following, group, unit, self.width // 8)
-            rows = [held(self._wide(page, 0, group, TABLE + (unit * 6 + row) * PAGE), "int32") for row in range(6)]
-            for e in range(8):
-                pair, top = rows[e // 4 * 3 + e % 4 // 2], rows[e // 4 * 3 + 2]
-                four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
-                shift = 4 - 2 * (e % 4)
-                if shift:
-                    top = (T.shift_left if shift > 0 else T.shift_right)(top, splat(i32(abs(shift))))
-                six = T.bitwise_or(four, T.bitwise_and(top, splat(i32(48))))
-                key = held(T.cast(six, "float32x16"))
-                for h in range(count):
-                    total = fma(splat(q[h * self.width + unit * 8 + e]), key, scores[lanes(h * LANES)])
-                    T.buffer_store(scores, total, [lanes(h * LANES)])
-        for h in range(count):
-            scaled = scores[lanes(h * LANES)] * self.table(page, 0, group, 0)
-            T.buffer_store(scores, scaled, [lanes(h * LANES)])
+    def query(self, x: Any, row: Any, start: Any, queries: Any, vector: Any) -> None:
+        """A head of x, from column `start` on, into queries[vector * W :] as it is multiplied with `key_unit`."""
+        head, total = self.row(x, row, start), registers((LANES,), "float32")
+        self._rotate(head)
+        T.buffer_store(total, splat(f32(0)), [lanes(0)])
+        with T.serial(0, self.width // LANES) as step:
+            value = head[lanes(step * LANES)]
+            T.buffer_store(queries, value, [lanes(vector * self.width + step * LANES)])
+            T.buffer_store(total, total[lanes(0)] + value, [lanes(0)])
+        T.buffer_store(self.sums, reduce_sum(total[lanes(0)]), [vector])
 
-    def accumulate(self, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any) -> None:
-        """acc[h] = acc[h] * fade[h] + weights[h] . V."""
+    def first_sum(self, vector: Any) -> Any:
+        """Sixteen lanes that the products of a query vector are added to."""
+        return splat(self.sums[vector] * f32(-31.5))
+
+    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+        """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
+        rows = [held(self._wide(page, 0, head, TABLE + (unit * 3 + row) * PAGE), "int32") for row in range(3)]
+        keys = []
+        for e in range(4):
+            pair, top = rows[e // 2], rows[2]
+            four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
+            shift = 4 - 2 * e
+            if shift:
+                top = (T.shift_left if shift > 0 else T.shift_right)(top, splat(i32(abs(shift))))
+            six = T.bitwise_or(four, T.bitwise_and(top, splat(i32(48))))
+            keys.append(held(T.cast(six, "float32x16")))
+        return keys
+
+    def spans(self, most: int) -> Iterator[tuple[int, int, int]]:
+        """(first register, how many blocks, registers in a block) of what a value's W elements are summed in."""
         whole = self.size // GROUP + (self.size % GROUP > LANES)
         if whole:
-            with T.serial(0, whole) as part:
-                self._accumulate_group(part, 16, page, group, count, weights, seen, fade, acc)
+            yield 0, whole, 2
         if whole < self.groups:
-            self._accumulate_group(whole, 8, page, group, count, weights, seen, fade, acc)
+            yield 2 * whole, 1, 1
 
-    def finish(self, acc: Any, count: int) -> None:
+    def begin_span(self, vectors: int) -> None:
+        """Nothing of the minimums yet."""
+        self.minimums, self.scaled = (registers((vectors * LANES,), "float32") for _ in range(2))
+        for vector in range(vectors):
+            T.buffer_store(self.minimums, splat(f32(0)), [lanes(vector * LANES)])
+
+    def span_weights(self, weights: list[Any], page: Any, head: Any, register: Any) -> Any:
+        """What to multiply with values from `register` on, for sixteen tokens of each vector; None: weights as given.
+
+        A token's scale is in its weight; minimums are summed over tokens first.
+        """
+        group, one = T.floordiv(register, 2), splat(f32(1))
+        for vector, weight in enumerate(weights):
+            place = lanes(vector * LANES)
+            T.buffer_store(self.scaled, self.weighted(weight, page, head, group), [place])
+            least = self.weighted(weight, page, head, group + self.groups)
+            T.buffer_store(self.minimums, fma(least, one, self.minimums[place]), [place])
+        return self.scaled
+
+    def end_span(self, vector: int, total: Any) -> Any:
+        """The sum of a vector's products in a register of a value -> the sum of weighted values."""
+        return total + splat(reduce_sum(self.minimums[lanes(vector * LANES)]))
+
+    def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
+        """`count` registers of a token's value."""
+        start = self.values_at + token * (self.width // 2) + T.floordiv(register, 2) * LANES
+        return self._four_bits(page, head, start, LANES if count == 2 else LANES // 2)
+
+    def finish(self, x: Any) -> None:
         """Sums of rotated values become sums of values."""
-        for h in range(count):
-            head = registers((self.width,), "float32")
-            with T.serial(0, self.width // LANES) as step:
-                T.buffer_store(head, acc[h, lanes(step * LANES)], [lanes(step * LANES)])
-            if self.size < self.width:
-                with T.serial(self.size, self.width) as d:
-                    T.buffer_store(head, f32(0), [d])
-            self._rotate(head)
-            with T.serial(0, self.width // LANES) as step:
-                T.buffer_store(acc, head[lanes(step * LANES)], [h, lanes(step * LANES)])
-
-    def _accumulate_group(
-        self, part: Any, half: int, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any
-    ) -> None:
-        """The part-th group of elements; a token's scale is in its weight, minimums are summed over tokens first."""
-        columns = range(0, 2 * half, LANES)
-        scaled = registers((count * LANES,), "float32")
-        sums = registers((count * 2 * half,), "float32")
-        zero = splat(f32(0))
-        for h in range(count):  # a place that was never written may hold any scale, NaN too
-            weight = weights[lanes(h * LANES)]
-            scales, minimums = (self.table(page, 1, group, part + n * self.groups) for n in range(2))
-            T.buffer_store(scaled, T.Select(seen, weight * scales, zero), [lanes(h * LANES)])
-            offset = reduce_sum(T.Select(seen, weight * minimums, zero))
-            for at in columns:
-                total = fma(acc[h, lanes(part * GROUP + at)], splat(fade[h]), splat(offset))
-                T.buffer_store(sums, total, [lanes(h * 2 * half + at)])
-        with T.serial(0, PAGE // 4) as four:
-            for one in range(4):
-                token = four * 4 + one
-                start = self.values_at + token * (self.width // 2) + part * LANES
-                for at, value in zip(columns, self._four_bits(page, group, start, half), strict=True):
-                    for h in range(count):
-                        place = lanes(h * 2 * half + at)
-                        T.buffer_store(sums, fma(splat(scaled[h * LANES + token]), value, sums[place]), [place])
-        for h in range(count):
-            for at in columns:
-                T.buffer_store(acc, sums[lanes(h * 2 * half + at)], [h, lanes(part * GROUP + at)])
+        if self.size < self.width:
+            with T.serial(self.size, self.width) as d:
+                T.buffer_store(x, f32(0), [d])
+        self._rotate(x)
 
     def _four_bits(self, page: Any, head: Any, at: Any, half: int) -> list[Any]:
         """float32x16 vectors of the codes in `half` bytes, low halves first."""

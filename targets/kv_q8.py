@@ -8,14 +8,14 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE, TABLE, q8_key_bytes
 from llmc.targets.kv_codes import CodePages, within
-from llmc.targets.vector import LANES, f32, fma, held, lanes, registers, round_int, splat
+from llmc.targets.vector import LANES, held, lanes, registers, round_int, splat
 
 
 class Q8Pages(CodePages):
     """int8 codes, one scale a token: K (D, 16), V (16, W)."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size, q8_key_bytes(size))
+        super().__init__(size, size, q8_key_bytes(size))
 
     def write_key(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
         """K of one head, the columns of a row of x from `start` on, into its place in a page."""
@@ -50,43 +50,19 @@ class Q8Pages(CodePages):
             T.buffer_store(codes, round_int(value), [lanes(step * LANES)])
         return codes
 
-    def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
-        """`count` query heads as `scores` wants them."""
-        return lambda h, d: qkv[row, (first_head + h) * self.size + d]
+    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+        """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
+        start = TABLE + unit * self.unit * PAGE
+        return [held(self._value(page, 0, head, start + e * PAGE)) for e in range(self.unit)]
 
-    def scores(self, queries: Any, page: Any, following: Any, group: Any, count: int, scores: Any) -> None:
-        """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
-        for h in range(count):
-            T.buffer_store(scores, splat(f32(0)), [lanes(h * LANES)])
-        together = next(n for n in (4, 2, 1) if self.size % n == 0)  # elements of K between two prefetches
-        with T.serial(0, self.size // together) as step:
-            self.fetch(following, group, step, self.size // together)
-            for one in range(together):
-                d = step * together + one
-                key = held(self._value(page, 0, group, TABLE + d * PAGE))
-                for h in range(count):
-                    total = fma(splat(queries(h, d)), key, scores[lanes(h * LANES)])
-                    T.buffer_store(scores, total, [lanes(h * LANES)])
-        for h in range(count):
-            scaled = scores[lanes(h * LANES)] * self.table(page, 0, group, 0)
-            T.buffer_store(scores, scaled, [lanes(h * LANES)])
+    def weights(self, weights: Any, page: Any, head: Any) -> Any:
+        """Softmax weights of sixteen tokens, as `values` are multiplied with them; where they are 0, 0."""
+        return self.weighted(weights, page, head, 0)
 
-    def accumulate(self, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any) -> None:
-        """acc[h] = acc[h] * fade[h] + weights[h] . V."""
-        part, scaled = registers((count * LANES,), "float32"), registers((count * LANES,), "float32")
-        for h in range(count):  # a place that was never written may hold any scale, NaN too
-            weight = weights[lanes(h * LANES)] * self.table(page, 1, group, 0)
-            T.buffer_store(scaled, T.Select(seen, weight, splat(f32(0))), [lanes(h * LANES)])
-        with T.serial(0, self.width // LANES) as step:
-            for h in range(count):
-                T.buffer_store(part, acc[h, lanes(step * LANES)] * splat(fade[h]), [lanes(h * LANES)])
-            for token in range(PAGE):
-                value = held(self._value(page, 1, group, TABLE + token * self.width + step * LANES))
-                for h in range(count):
-                    total = fma(splat(scaled[h * LANES + token]), value, part[lanes(h * LANES)])
-                    T.buffer_store(part, total, [lanes(h * LANES)])
-            for h in range(count):
-                T.buffer_store(acc, part[lanes(h * LANES)], [h, lanes(step * LANES)])
+    def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
+        """`count` registers of a token's value."""
+        start = TABLE + token * self.width
+        return [held(self._value(page, 1, head, start + (register + c) * LANES)) for c in range(count)]
 
     def _value(self, page: Any, side: int, head: Any, at: Any) -> Any:
         codes = T.reinterpret(self.bytes(page, side, head, at), dtype="int8x16")

@@ -1,13 +1,14 @@
 """Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one loop nest for every format and row count.
 
 A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `row_block` input
-rows; inside, rows go in groups of 8, 4, 2, 1 that share each weight register. Every row's sum runs over K in the same
-order whatever its group, so a row's result never depends on the rows beside it.
+rows; inside, rows go in groups that share each weight register. Every row's sum runs over K in the same order
+whatever its group, so a row's result never depends on the rows beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -15,11 +16,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, ceil_to
+from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
 from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
 
-ROW_GROUPS = (8, 4, 2, 1)  # rows that share a weight register: 8 sums + 8 dots fit in 32 registers
+MORE_ROWS = 2  # that a group may have above the usual
 
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
 Reduce = Callable[[Any, Any, int], Any]
@@ -75,11 +77,13 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
 
 
 def template(
-    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce]
-) -> tirx.PrimFunc:
+    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
+    tiled: int = 0,
+) -> tirx.PrimFunc:  # fmt: skip
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    `dtypes` are the operands'.
+    `dtypes` are the operands', `more` is for `in_groups`. `tiled`: groups of sixteen rows use tile registers of so many
+    columns.
     """
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
@@ -89,19 +93,64 @@ def template(
         reduce = body(buffers)
         size = target.knobs.row_block
         with T.serial(0, T.ceildiv(rows, size)) as block, T.parallel(0, tiles) as tile:
-            _row_groups(reduce, out, width, tile, block * size, T.min(rows - block * size, size))
+            start = block * size
+
+            def group(row: Any, count: int, tile: Any = tile, start: Any = start) -> None:
+                _store(reduce(tile, start + row, count), out, width, tile, start + row, count)
+
+            count = T.min(rows - start, size)
+            if tiled:
+                left = _in_tiles(count, group, tiled)
+                in_groups(target, left, partial(_behind, group, count - left), more)
+            else:
+                in_groups(target, count, group, more)
     return builder.get()
 
 
-def _row_groups(reduce: Reduce, out: Any, width: int, tile: Any, first: Any, count: Any) -> None:
-    """Rows first .. first + count in groups of 8, then one group each of 4, 2, 1 as the remainder asks."""
-    whole, *rest = ROW_GROUPS
-    with T.serial(0, T.floordiv(count, whole)) as group:
-        _store(reduce(tile, first + group * whole, whole), out, width, tile, first + group * whole, whole)
-    for size in rest:
-        with T.If(T.floormod(T.floordiv(count, size), 2) == 1), T.Then():
-            row = first + T.floordiv(count, 2 * size) * (2 * size)
-            _store(reduce(tile, row, size), out, width, tile, row, size)
+def _behind(emit: Callable[[Any, int], None], first: Any, row: Any, rows: int) -> None:
+    emit(first + row, rows)
+
+
+def _in_tiles(count: Any, emit: Callable[[Any, int], None], columns: int) -> Any:
+    """`emit` for the first of `count` rows in groups of sixteen; how many are left."""
+    groups = T.floordiv(count, tile_registers.ROWS)
+    with T.If(groups > 0), T.Then():
+        tile_registers.configure(columns)
+        with T.serial(0, groups) as group:
+            emit(group * tile_registers.ROWS, tile_registers.ROWS)
+        tile_registers.release()
+    return T.floormod(count, tile_registers.ROWS)
+
+
+def group_rows(target: Target) -> int:
+    """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers."""
+    if target.knobs.row_group:
+        return target.knobs.row_group
+    return 6 if target.has("avx512f") else 3 if target.has("avx2") else 2
+
+
+def in_groups(target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS) -> None:
+    """`emit(first row, rows)` for `count` rows in groups of about one size.
+
+    Few rows go in groups of up to `more` above the usual: once more through the weights costs more than a few registers
+    too many.
+    """
+    usual = group_rows(target)
+    most = usual + more
+    if isinstance(count, int | tirx.IntImm) and int(count) <= most:
+        return emit(0, int(count))
+    groups, each, larger = (registers((1,), "int64") for _ in range(3))
+    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * most, most, usual)), "int64"), [0])
+    T.buffer_store(each, T.truncdiv(T.cast(count, "int64"), T.max(groups[0], tirx.const(1, "int64"))), [0])
+    T.buffer_store(larger, T.cast(count, "int64") - each[0] * groups[0], [0])
+    with T.serial(0, groups[0]) as group:
+        first, here = registers((1,), "int64"), registers((1,), "int64")
+        T.buffer_store(first, group * each[0] + T.min(group, larger[0]), [0])
+        T.buffer_store(here, each[0] + T.Select(group < larger[0], tirx.const(1, "int64"), tirx.const(0, "int64")), [0])
+        for size in range(1, most + 1):
+            with T.If(here[0] == size), T.Then():
+                emit(first[0], size)
+    return None
 
 
 def _store(acc: Any, out: Any, width: int, tile: Any, row: Any, rows: int) -> None:

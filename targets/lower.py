@@ -6,6 +6,7 @@ What must stay is refused by name: a module is lowered whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -36,6 +37,7 @@ from llmc.targets import (
     turn_keys,
 )
 from llmc.targets.target import Target
+from llmc.targets.tuned import Tuned, kernel_key
 
 Kernel = Callable[[Target, list[Any], dict[str, Any]], tirx.PrimFunc]
 
@@ -74,6 +76,8 @@ KERNELS: dict[str, Kernel] = {
     "gate_rows": routing.gate_rows,
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
+    **norms.QUANTIZED_NORMS,
+    **elementwise.QUANTIZED_ACTIVATIONS,
     **experts.KERNELS,
     **heads.KERNELS,
     **turn_keys.KERNELS,
@@ -104,50 +108,104 @@ def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
     return [[size(s) for s in shape] for shape in shapes]
 
 
+@dataclass(frozen=True)
+class _Matched:
+    """A call that becomes a kernel."""
+
+    name: str
+    tensors: list[Any]
+    attrs: dict[str, Any]
+    outputs: list[Any]  # tensor types
+
+    @property
+    def shapes(self) -> list[list[Any]]:
+        """Of operands, then of outputs."""
+        return [list(kind.shape) for kind in self.types]
+
+    @property
+    def types(self) -> list[Any]:
+        """Tensor types of operands, then of outputs."""
+        return [*(tensor.ty for tensor in self.tensors), *self.outputs]
+
+
+def _matched(call: Any, plain: bool) -> _Matched | None:
+    """The op that a call is of, with `plain` also those of Relax in PLAIN; None for any other."""
+    found = ops.match(call)
+    if found is not None:
+        op, tensors, attrs = found
+        name, out = op.name, call.ty_args[0]
+    elif plain and call.op.same_as(ir.Op.get("relax.add")):
+        name, tensors, attrs, out = "add", list(call.args), {}, call.ty
+    elif plain and call.op.same_as(ir.Op.get("relax.concat")):
+        name, tensors, attrs, out = "concat", list(call.args[0].fields), {}, call.ty
+    else:
+        return None
+    return _Matched(name, tensors, attrs, list(out.fields) if isinstance(out, ir.TupleType) else [out])
+
+
 @relax.expr_functor.mutator
 class _Lower(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, target: Target, plain: bool = True) -> None:
+    def __init__(self, module: tvm.IRModule, target: Target, tuned: Tuned, plain: bool = True) -> None:
         super().__init__(module)
-        self.target, self.plain = target, plain
+        self.target, self.tuned, self.plain = target, tuned, plain
         self.kernels: dict[tuple[Any, ...], Any] = {}
 
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
-        found = ops.match(call)
-        if found is not None:
-            op, tensors, attrs = found
-            return self._call(op.name, tensors, attrs, call.ty_args[0])
-        if not self.plain:
-            return call
-        if call.op.same_as(ir.Op.get("relax.add")):
-            return self._call("add", list(call.args), {}, call.ty)
-        if call.op.same_as(ir.Op.get("relax.concat")):
-            return self._call("concat", list(call.args[0].fields), {}, call.ty)
-        return call
+        matched = _matched(call, self.plain)
+        return call if matched is None else self._call(matched)
 
-    def _call(self, name: str, tensors: list[Any], attrs: dict[str, Any], out: Any) -> Any:
-        outputs = list(out.fields) if isinstance(out, ir.TupleType) else [out]
-        shapes = [list(t.ty.shape) for t in tensors] + [list(t.shape) for t in outputs]
+    def _call(self, call: _Matched) -> Any:
+        name, shapes, attrs = call.name, call.shapes, call.attrs
         key = (name, tuple(tuple(map(str, s)) for s in shapes), tuple(sorted(attrs.items())))
         if key not in self.kernels:
-            kernel = make_kernel(name, self.target, shapes, attrs)
-            self.kernels[key] = self.builder_.add_func(kernel, name)
-        return relax.call_tir(self.kernels[key], tensors, outputs if len(outputs) > 1 else outputs[0])
+            target = replace(self.target, knobs=self.tuned.knobs(self.target.knobs, name, shapes, attrs))
+            self.kernels[key] = self.builder_.add_func(make_kernel(name, target, shapes, attrs), name)
+        outputs = call.outputs if len(call.outputs) > 1 else call.outputs[0]
+        return relax.call_tir(self.kernels[key], call.tensors, outputs)
 
 
-def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """A module of packed ops -> the same module over kernels."""
+def lower(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
+    """A module of packed ops -> the same module over kernels, each with its own knobs."""
     missing = sorted(_calls(module) - {f"relax.{name}" for name in PLAIN} - {ops.PREFIX + name for name in KERNELS})
     if missing:
         raise LlmcError(
             f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"
         )
-    return rewrite_functions(_Lower(module, target), module)
+    return rewrite_functions(_Lower(module, target, tuned or Tuned()), module)
 
 
-def lower_ops(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+def lower_ops(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
     """Only the packed ops of a module -> kernels; what else it calls stays, for targets/graphs.py."""
-    return rewrite_functions(_Lower(module, target, plain=False), module)
+    return rewrite_functions(_Lower(module, target, tuned or Tuned(), plain=False), module)
+
+
+@dataclass
+class KernelCall:
+    """A kernel that a module will have: of what, and how many places call it. Operands come before outputs."""
+
+    name: str
+    shapes: list[list[Any]]
+    dtypes: list[str]
+    attrs: dict[str, Any]
+    count: int = 0
+
+
+def kernel_calls(module: tvm.IRModule, plain: bool = True) -> dict[str, KernelCall]:
+    """The distinct kernels that `lower` (not `plain`: `lower_ops`) makes of a module, by their keys; none is made."""
+    found: dict[str, KernelCall] = {}
+
+    def visit(expr: Any) -> None:
+        matched = _matched(expr, plain) if isinstance(expr, relax.Call) else None
+        if matched is not None:
+            key = kernel_key(matched.name, matched.shapes, matched.attrs)
+            dtypes = [str(kind.dtype) for kind in matched.types]
+            found.setdefault(key, KernelCall(matched.name, matched.shapes, dtypes, matched.attrs)).count += 1
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
 
 
 def _calls(module: tvm.IRModule) -> set[str]:

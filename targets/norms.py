@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.elementwise import add_row
+from llmc.targets.rounding import QUANTIZED, quantize_row, whole_groups
 from llmc.targets.rows import columns, copy_columns, kernel, splat_store
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, f32, fma, lanes, reduce_sum, registers, splat
@@ -34,11 +35,11 @@ def _sum(width: int, vector: Read, scalar: Read, squared: bool = False) -> Any:
     return reduce_sum(sums[lanes(0)]) + tail[0]
 
 
-def _norm_row(
-    x: Any, weight: Any, bias: Any, out: Any, row: Any, width: int,
+def _normed(
+    x: Any, weight: Any, bias: Any, row: Any, width: int,
     eps: float, centred: bool, first: Any = 0, weight_first: Any = 0,
-) -> None:  # fmt: skip
-    """out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * weight + bias, of the `width` columns from `first` on.
+) -> tuple[Read, Read]:  # fmt: skip
+    """x[row] / sqrt(mean(x[row]^2) + eps) * weight + bias, of the `width` columns from `first` on: sixteen, or one.
 
     `centred`: their mean is taken off them first, as layer norm does. A bias of None adds nothing. Weights are read
     from `weight_first` on.
@@ -66,12 +67,19 @@ def _norm_row(
     def weighted(value: Any, at: Any) -> Any:
         return value * weight[at] if bias is None else value * weight[at] + bias[at]
 
+    return (
+        lambda c: weighted(vector(c) * splat(scale[0]), lanes(weight_first + c)),
+        lambda c: weighted(scalar(c) * scale[0], weight_first + c),
+    )
+
+
+def _norm_row(x: Any, weight: Any, bias: Any, out: Any, row: Any, width: int, first: Any = 0, **how: Any) -> None:
+    """out[row] = `_normed` of x[row], in the same columns."""
+    vector, scalar = _normed(x, weight, bias, row, width, first=first, **how)
     columns(
         width,
-        lambda c: T.buffer_store(
-            out, weighted(vector(c) * splat(scale[0]), lanes(weight_first + c)), [row, lanes(first + c)]
-        ),
-        lambda c: T.buffer_store(out, weighted(scalar(c) * scale[0], weight_first + c), [row, first + c]),
+        lambda c: T.buffer_store(out, vector(c), [row, lanes(first + c)]),
+        lambda c: T.buffer_store(out, scalar(c), [row, first + c]),
     )
 
 
@@ -81,7 +89,7 @@ def rms_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
 
     def body(buffers: list[Any], row: Any) -> None:
         x, weight, out = buffers
-        _norm_row(x, weight, None, out, row, width, attrs["eps"], centred=False)
+        _norm_row(x, weight, None, out, row, width, eps=attrs["eps"], centred=False)
 
     return kernel(["float32"] * 3, shapes, body)
 
@@ -92,7 +100,7 @@ def layer_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 
     def body(buffers: list[Any], row: Any) -> None:
         x, weight, bias, out = buffers
-        _norm_row(x, weight, bias, out, row, width, attrs["eps"], centred=True)
+        _norm_row(x, weight, bias, out, row, width, eps=attrs["eps"], centred=True)
 
     return kernel(["float32"] * 4, shapes, body)
 
@@ -104,7 +112,7 @@ def add_rms_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> ti
     def body(buffers: list[Any], row: Any) -> None:
         x, residual, weight, total, normed = buffers
         add_row(x, residual, total, row, width)
-        _norm_row(total, weight, None, normed, row, width, attrs["eps"], centred=False)
+        _norm_row(total, weight, None, normed, row, width, eps=attrs["eps"], centred=False)
 
     return kernel(["float32"] * 5, shapes, body)
 
@@ -116,9 +124,43 @@ def add_layer_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> 
     def body(buffers: list[Any], row: Any) -> None:
         x, residual, weight, bias, total, normed = buffers
         add_row(x, residual, total, row, width)
-        _norm_row(total, weight, bias, normed, row, width, attrs["eps"], centred=True)
+        _norm_row(total, weight, bias, normed, row, width, eps=attrs["eps"], centred=True)
 
     return kernel(["float32"] * 6, shapes, body)
+
+
+def _norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
+    """x (M, C), weight (C,), of layer norm bias (C,) -> the norm as quantize_rows gives it."""
+    width = whole_groups(shapes[0])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, *weights = buffers[: 2 + centred]
+        sixteen, _ = _normed(x, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
+        quantize_row(sixteen, row, width, buffers[2 + centred :])
+
+    return kernel([*["float32"] * (2 + centred), *QUANTIZED], shapes, body)
+
+
+def _add_norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
+    """x, residual (M, C), weight (C,), of layer norm bias (C,) -> sum (M, C), its norm as quantize_rows gives it."""
+    width = whole_groups(shapes[0])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, residual, *weights = buffers[: 3 + centred]
+        total, *quantized = buffers[3 + centred :]
+        add_row(x, residual, total, row, width)
+        sixteen, _ = _normed(total, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
+        quantize_row(sixteen, row, width, quantized)
+
+    return kernel([*["float32"] * (4 + centred), *QUANTIZED], shapes, body)
+
+
+QUANTIZED_NORMS: dict[str, Any] = {
+    "rms_norm_i8": partial(_norm_i8, centred=False),
+    "layer_norm_i8": partial(_norm_i8, centred=True),
+    "add_rms_norm_i8": partial(_add_norm_i8, centred=False),
+    "add_layer_norm_i8": partial(_add_norm_i8, centred=True),
+}
 
 
 def qk_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

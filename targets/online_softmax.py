@@ -1,78 +1,31 @@
-"""Online softmax over the pages of one sequence, for some query heads of one row: the middle of every attention.
+"""Softmax over the pages of one sequence, for a block of query vectors: the middle of every attention.
 
 A page of a kv head is 16 tokens: in K one element of all tokens lies together, so a vector of scores grows one
 multiply-add an element, and in V a token's elements do. What a page holds is in kv_plain.py, kv_q8.py and kv_q4.py.
-Pages are read in order, so a row's result depends on nothing but what it sees.
+
+A chunk is sixteen pages. Of each a record is made: scores of all its tokens, their softmax, the mix of values; and the
+records of chunks are merged in order. Where chunks begin and what a row's record of one is depends on the row alone,
+so it does not matter which rows stand in a block or which thread makes a record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kv_pages import PAGE
-from llmc.targets.elementwise import capped
+from llmc.targets.kv_pages import Pages
 from llmc.targets.kv_plain import PlainPages
 from llmc.targets.kv_q4 import Q4Pages
 from llmc.targets.kv_q8 import Q8Pages
-from llmc.targets.vector import (
-    LANES,
-    exp,
-    f32,
-    fma,
-    i32,
-    lanes,
-    reduce_max,
-    reduce_sum,
-    registers,
-    splat,
-)
+from llmc.targets.scoring import Scoring
+from llmc.targets.sight import CHUNK, Sight
+from llmc.targets.target import Target
+from llmc.targets.vector import LANES, exp, f32, fma, held, i32, lanes, reduce_sum, registers, splat
 
-HEADS_AT_ONCE = 8  # query heads whose sums share registers; larger groups go in several passes
 HIDDEN = -1e30  # the score of a token a row may not see
-
-
-class Pages(Protocol):
-    """Reads and writes of one layer's pages `buffer` (pages, *page_shape) of one kind."""
-
-    buffer: Any
-
-    def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
-        """K and V of one row of qkv into its place in its page."""
-        ...
-
-    def write_key(self, x: Any, row: Any, start: Any, page: Any, head: Any, place: Any) -> None:
-        """K of one head, the columns of a row of x from `start` on, into its place in a page."""
-        ...
-
-    def keys(self, page: Any, head: Any) -> Any:
-        """K (D * 16,) of one head of a page: of each element, sixteen tokens."""
-        ...
-
-    def queries(self, qkv: Any, row: Any, first_head: Any, count: int) -> Any:
-        """`count` query heads as `scores` wants them."""
-        ...
-
-    def scores(self, queries: Any, page: Any, following: Any, group: Any, count: int, scores: Any) -> None:
-        """scores[h] = q[h] . K for the 16 tokens of a page, while K and V of the following page are fetched."""
-        ...
-
-    def accumulate(self, page: Any, group: Any, count: int, weights: Any, seen: Any, fade: Any, acc: Any) -> None:
-        """acc[h] = acc[h] * fade[h] + weights[h] . V."""
-        ...
-
-    def finish(self, acc: Any, count: int) -> None:
-        """acc (count, W) after the last page, as the values it sums really are."""
-        ...
-
-
-def listed_page(seqs: Any, indptr: Any, ids: Any, row: Any, index: Any) -> Any:
-    """The index-th page of a row's sequence, whose pages are ids[indptr[s]:indptr[s + 1]]."""
-    return ids[indptr[seqs[row]] + index]
 
 
 def pages_of(kind: str, size: int) -> Pages:
@@ -82,174 +35,245 @@ def pages_of(kind: str, size: int) -> Pages:
     return Q4Pages(size) if kind == "q4" else PlainPages(kind, size)
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """What a row sees and how it scores that: scaled, capped if `soft_cap`, less what `slopes` (H,) of alibi take.
-
-    With a window (not 0), tokens less than so many away; where `causal`, none that follow the row. `biases` is a buffer
-    (H, 2W + 1) of what is added for each distance -W..W, `sinks` one (H,) of the scores of a token without a value.
-    """
-
-    scale: float
-    window: int = 0
-    causal: bool = True
-    soft_cap: float = 0.0
-    slopes: tuple[float, ...] = ()
-    biases: Any = None
-    sinks: Any = None
-
-    def table(self) -> Any:
-        """The slopes where a head's number, not known yet, finds its own; None without alibi."""
-        if not self.slopes:
-            return None
-        padded = [f32(slope) for slope in self.slopes] + [f32(0)] * (-len(self.slopes) % LANES)
-        table = registers((len(padded),), "float32")
-        for start in range(0, len(padded), LANES):
-            sixteen = tirx.Shuffle(padded[start : start + LANES], [i32(lane) for lane in range(LANES)])
-            T.buffer_store(table, sixteen, [lanes(start)])
-        return table
-
-    def score(self, products: Any, head: Any, slopes: Any, place: Any) -> Any:
-        """q.k of sixteen tokens -> their scores; `place` is the first one's relative to the row."""
-        scores = products * splat(f32(self.scale))
-        if self.soft_cap:
-            scores = capped(scores, self.soft_cap)
-        if self.biases is not None:
-            scores = scores + self._bias(head, place)
-        if slopes is None:
-            return scores
-        places = T.ramp(place, 1, LANES)
-        places = places if self.causal else T.min(places, splat(i32(0)) - places)
-        return fma(splat(slopes[head]), T.cast(places, "float32x16"), scores)
-
-    def _bias(self, head: Any, place: Any) -> Any:
-        """What is added to the scores of sixteen tokens from `place` on."""
-        most = int(self.biases.shape[1]) // 2
-        found = registers((LANES,), "float32")
-        with T.serial(0, LANES) as lane:
-            T.buffer_store(found, self.biases[head, T.max(T.min(place + lane, most), -most) + most], [lane])
-        return found[lanes(0)]
+def registers_of(target: Target) -> int:
+    """How many vectors of sixteen float32 the machine's registers hold."""
+    if target.has("avx512f"):
+        return 32
+    return 8 if target.has("avx2") or target.arch == "aarch64" else 4
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What a row at `slot` sees: `page_at(index)` are pages of a sequence, up to slot `end`.
+class Block:
+    """rows x heads query vectors that share a kv head, as `groups` of `vectors` that are multiplied at once.
 
-    `hole` has the first slot that it does not see for all that, and the one after the last; None if there is none.
+    `registers` is what the machine has; sums, what is multiplied with all of a group, and one query stay in them.
     """
 
-    page_at: Callable[[Any], Any]
-    slot: Any
-    end: Any
-    hole: tuple[Any, Any] | None = None
+    rows: int
+    heads: int
+    registers: int
 
-    def shows(self, index: Any, token: Any) -> Any:
-        """Whether the tokens of a page, whose places are `token`, are outside the hole, where there is one."""
-        assert self.hole is not None
-        first, after = (slot - index * PAGE for slot in self.hole)
-        return T.bitwise_or(token < splat(first), token >= splat(after))
+    @property
+    def groups(self) -> int:
+        """How many groups."""
+        most = 12 if self.registers >= 32 else self.registers - 2  # 12, so that there is room for two pages at once
+        return -(-self.rows * self.heads // most)
 
-    def place(self, index: Any) -> Any:
-        """How far after the row the first token of a page is; a hole before the row takes its slots off that."""
-        place = index * PAGE - self.slot
-        if self.hole is None:
-            return place
-        first, after = self.hole
-        return place + T.Select(index * PAGE < first, after - first, i32(0))
+    @property
+    def vectors(self) -> int:
+        """Vectors in a group; those of the last may be more than there are."""
+        return -(-self.rows * self.heads // self.groups)
 
-    def pages(self, first: Any, last: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """How many of the pages first..last have a token outside the hole, and the index of the i-th of them."""
-        if self.hole is None:
-            return last + 1 - first, lambda i: first + i
-        start = T.min(T.max(T.floordiv(self.hole[0] + (PAGE - 1), PAGE), first), last + 1)
-        left_out = T.max(T.min(T.floordiv(self.hole[1], PAGE), last + 1) - start, 0)
-        bounds = registers((2,), "int32")
-        T.buffer_store(bounds, start - first, [0])
-        T.buffer_store(bounds, left_out, [1])
-        return last + 1 - first - bounds[1], lambda i: first + i + T.Select(i < bounds[0], i32(0), bounds[1])
+    @property
+    def room(self) -> int:
+        """Vectors in all groups."""
+        return self.groups * self.vectors
 
+    @property
+    def at_once(self) -> int:
+        """Registers of keys or values that are multiplied with a group at once."""
+        return (self.registers - 1) // (self.vectors + 1)
 
-def parts_of(heads: int) -> int:
-    """In how many parts the query heads that share a kv head may go to different threads."""
-    return heads // HEADS_AT_ONCE if heads % HEADS_AT_ONCE == 0 else 1
+    @property
+    def pages(self) -> int:
+        """Pages whose scores are made at once."""
+        return min(2, self.at_once)
 
 
-def attend(
-    kv: Pages, q: Any, out: Any, row: Any, group: Any, heads: int, size: int, sight: Sight, scoring: Scoring,
-    part: Any = 0, parts: int = 1,
-) -> None:  # fmt: skip
-    """The `heads` query heads (of this size) of a row that share a kv head, or one of `parts` of them: q (M, ...) ->
-    out (M, H D).
+class Records:
+    """What is known of each query vector after some tokens, in a buffer from `start` on.
+
+    W sums of weights times values, sixteen sums of weights, and the greatest score, against which weights are,
+    sixteen times.
     """
-    own = heads // parts
-    for first in range(0, own, HEADS_AT_ONCE):
-        some = min(HEADS_AT_ONCE, own - first)
-        _attend(kv, q, out, row, group, group * heads + part * own + first, some, size, sight, scoring)
+
+    def __init__(self, buffer: Any, start: Any, width: int) -> None:
+        self.buffer, self.start, self.width = buffer, start, width
+
+    @staticmethod
+    def size(width: int) -> int:
+        """Numbers of one record."""
+        return width + 2 * LANES
+
+    def at(self, vector: Any, column: Any) -> Any:
+        """The index of sixteen numbers."""
+        return lanes(self.start + vector * Records.size(self.width) + column)
+
+    def get(self, vector: Any, column: Any) -> Any:
+        """Sixteen numbers."""
+        return self.buffer[self.at(vector, column)]
+
+    def put(self, value: Any, vector: Any, column: Any) -> None:
+        """Set sixteen numbers."""
+        T.buffer_store(self.buffer, value, [self.at(vector, column)])
+
+    def clear(self, vector: Any, sink: Any = None) -> None:
+        """Nothing seen yet; a sink is a token that was seen before all others."""
+        with T.serial(0, self.width // LANES + 1) as step:
+            self.put(splat(f32(0)), vector, step * LANES)
+        if sink is not None:
+            T.buffer_store(self.buffer, f32(1), [self.start + vector * Records.size(self.width) + self.width])
+        self.put(splat(f32(HIDDEN) if sink is None else sink), vector, self.width + LANES)
+
+    def merge(self, other: Records, vector: Any, theirs: Any) -> None:
+        """Take in another record, of tokens that come after those seen so far."""
+        column = self.width + LANES
+        tops = held(self.get(vector, column)), held(other.get(theirs, column))
+        top = held(T.max(*tops))
+        mine, new = (held(exp(one - top)) for one in tops)
+        with T.serial(0, self.width // LANES + 1) as step:
+            total = fma(self.get(vector, step * LANES), mine, other.get(theirs, step * LANES) * new)
+            self.put(total, vector, step * LANES)
+        self.put(top, vector, column)
+
+    def finish(self, kv: Pages, vector: Any, out: Any, row: Any, start: Any) -> None:
+        """The average of the values into out[row, start : start + D]."""
+        x = registers((self.width,), "float32")
+        with T.serial(0, self.width // LANES) as step:
+            T.buffer_store(x, self.get(vector, step * LANES), [lanes(step * LANES)])
+        kv.finish(x)
+        inverse = registers((1,), "float32")
+        T.buffer_store(inverse, f32(1) / reduce_sum(self.get(vector, self.width)), [0])
+        with T.serial(0, kv.size) as d:
+            T.buffer_store(out, x[d] * inverse[0], [row, start + d])
 
 
-def _attend(
-    kv: Pages, q: Any, out: Any, row: Any, group: Any, first_head: Any, count: int, size: int,
-    sight: Sight, scoring: Scoring,
-) -> None:  # fmt: skip
-    """`count` query heads of one kv head."""
-    window, slot, end, slopes = scoring.window, sight.slot, sight.end, scoring.table()
-    scores = registers((count * LANES,), "float32")
-    sums, top, fade = (registers((count * n,), "float32") for n in (LANES, 1, 1))
-    acc = registers((count, -(-size // LANES) * LANES), "float32")
-    queries = kv.queries(q, row, first_head, count)
-    _start(acc, sums, top, count, first_head, scoring.sinks)
-    if window and not scoring.causal:
-        end = T.min(end, slot + (window - 1))
-    last = T.floordiv(end, PAGE)
-    first = T.floordiv(T.max(slot - (window - 1), 0), PAGE) if window else 0  # whole pages before it are not read
-    many, index_of = sight.pages(first, last)
-    with T.serial(0, many) as number:
-        places = registers((3,), "int32")  # looked up once a page, not at every load
-        T.buffer_store(places, index_of(number), [0])
-        index = places[0]
-        T.buffer_store(places, sight.page_at(index), [1])
-        T.buffer_store(places, sight.page_at(index_of(T.min(number + 1, many - 1))), [2])
-        page, following = places[1], places[2]
-        kv.scores(queries, page, following, group, count, scores)
-        token = T.ramp(tirx.const(0, "int32"), 1, LANES)
-        seen = token <= splat(end - index * PAGE)
-        if window:
-            seen = T.bitwise_and(seen, token > splat(slot - index * PAGE - window))
-        if sight.hole is not None:
-            seen = T.bitwise_and(seen, sight.shows(index, token))
-        for h in range(count):
-            score = scoring.score(scores[lanes(h * LANES)], first_head + h, slopes, sight.place(index))
-            T.buffer_store(scores, score, [lanes(h * LANES)])
-            _softmax_step(scores, sums, top, fade, h, seen)
-        kv.accumulate(page, group, count, scores, seen, fade, acc)
-    kv.finish(acc, count)
-    for h in range(count):
-        T.buffer_store(fade, f32(1) / reduce_sum(sums[lanes(h * LANES)]), [h])
-    for h in range(count):
-        with T.serial(0, size) as d:
-            T.buffer_store(out, acc[h, d] * fade[h], [row, (first_head + h) * size + d])
+class Attending:
+    """A block's query vectors, read once, and what is done with them a chunk at a time."""
+
+    def __init__(
+        self, kv: Pages, block: Block, sight: Sight, scoring: Scoring, count: Any, group: Any, first_head: Any
+    ) -> None:
+        """`count` are the rows that there are, `group` is the kv head, `first_head` the first of the query heads."""
+        self.kv, self.block, self.sight, self.scoring, self.group = kv, block, sight, scoring, group
+        self.first_head, self.slopes = first_head, scoring.table()
+        self.count = count
+        self.queries = registers((block.room * kv.width,), "float32")
+        self.pages = registers((2 * CHUNK,), "int32")  # of this chunk and of the next, looked up once
+        self.indexes = registers((CHUNK,), "int32")
+        self.scores = registers((CHUNK * block.room * LANES,), "float32")
+        kv.prepare(block.room)
+
+    def load(self, q: Any, row: Any) -> None:
+        """Queries of q (M, ...) from a row on; where there are fewer rows than the block has, the last one's again."""
+        with T.serial(0, self.block.room) as vector:
+            r = T.min(T.floordiv(vector, self.block.heads), self.count - 1)
+            head = self.first_head + T.floormod(vector, self.block.heads)
+            self.kv.query(q, row + r, head * self.kv.size, self.queries, vector)
+
+    def chunk(self, chunk: Any, to: Records) -> None:
+        """Records of one chunk."""
+        first = registers((2,), "int32")
+        T.buffer_store(first, T.max(chunk * CHUNK, self.sight.begin), [0])
+        T.buffer_store(first, T.min((chunk + 1) * CHUNK, self.sight.end) - first[0], [1])
+        self._look_up(first[0])
+        self._score(first[1])
+        self._weigh(first[1], to)
+        self._mix(first[1], to)
+
+    def _look_up(self, first: Any) -> None:
+        with T.serial(0, 2 * CHUNK) as i:
+            index = self.sight.index(T.min(first + i, self.sight.end - 1))
+            T.buffer_store(self.pages, self.sight.page(index), [i])
+        with T.serial(0, CHUNK) as i:
+            T.buffer_store(self.indexes, self.sight.index(first + i), [i])
+
+    def _place(self, page: Any, vector: Any) -> Any:
+        """Where a page's scores of a vector begin."""
+        return (page * self.block.room + vector) * LANES
+
+    def _score(self, many: Any) -> None:
+        """Products of all vectors with the keys of the chunk's pages; V of these pages is fetched meanwhile."""
+        block, kv = self.block, self.kv
+        units = kv.elements // kv.unit
+        with T.serial(0, T.floordiv(many + (block.pages - 1), block.pages)) as some, T.serial(0, block.groups) as part:
+            own = part * block.vectors
+            pages = [self.pages[some * block.pages + p] for p in range(block.pages)]
+            sums = registers((block.pages * block.vectors * LANES,), "float32")
+            places = [[lanes((p * block.vectors + v) * LANES) for v in range(block.vectors)] for p in range(len(pages))]
+            for row in places:
+                for v, place in enumerate(row):
+                    T.buffer_store(sums, kv.first_sum(own + v), [place])
+            with T.serial(0, units) as unit:
+                for page in pages:
+                    kv.fetch(page, 1, self.group, part * units + unit, block.groups * units)
+                keys = [kv.key_unit(page, self.group, unit) for page in pages]
+                for e in range(kv.unit):
+                    for v in range(block.vectors):
+                        query = self.queries[(own + v) * kv.width + unit * kv.unit + e]
+                        for p, row in enumerate(places):
+                            T.buffer_store(sums, fma(splat(query), keys[p][e], sums[row[v]]), [row[v]])
+            for p, row in enumerate(places):
+                for v, place in enumerate(row):
+                    products = kv.products(sums[place], pages[p], self.group)
+                    T.buffer_store(self.scores, products, [lanes(self._place(some * block.pages + p, own + v))])
+
+    def _weigh(self, many: Any, to: Records) -> None:
+        """Products -> weights against the chunk's greatest score; that and their sums into the records."""
+        block, width = self.block, to.width
+        with T.serial(0, block.room) as vector:
+            to.put(splat(f32(0)), vector, width)
+            to.put(splat(f32(HIDDEN)), vector, width + LANES)
+        with T.serial(0, many) as i, T.serial(0, self.count) as r:
+            seen = self.sight.shows(r, self.indexes[i])
+            with T.serial(0, block.heads) as h:
+                vector = r * block.heads + h
+                place = lanes(self._place(i, vector))
+                score = self.scoring.score(
+                    self.scores[place], self.first_head + h, self.slopes, self.sight.place(r, self.indexes[i])
+                )
+                score = held(T.Select(seen, score, splat(f32(HIDDEN))))
+                T.buffer_store(self.scores, score, [place])
+                to.put(T.max(to.get(vector, width + LANES), score), vector, width + LANES)
+        with T.serial(0, block.room) as vector:
+            to.put(_greatest(to.get(vector, width + LANES)), vector, width + LANES)
+        with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
+            place = lanes(self._place(i, vector))
+            score, zero = self.scores[place], splat(f32(0))
+            weight = exp(score - to.get(vector, width + LANES))
+            weight = held(T.Select(score > splat(f32(HIDDEN)), weight, zero))
+            to.put(to.get(vector, width) + weight, vector, width)
+            T.buffer_store(self.scores, self.kv.weights(weight, self.pages[i], self.group), [place])
+
+    def _mix(self, many: Any, to: Records) -> None:
+        """Weights times values, into the records; K of the following chunk is fetched meanwhile."""
+        block = self.block
+        with T.serial(0, block.groups) as part:
+            for first, blocks, count in self.kv.spans(block.at_once):
+                with T.serial(0, blocks) as step:
+                    self._mix_span(many, to, part, first + step * count, count)
+
+    def _mix_span(self, many: Any, to: Records, part: Any, register: Any, count: int) -> None:
+        """`count` registers of each value for a group of vectors."""
+        block, kv = self.block, self.kv
+        own, registers_of = part * block.vectors, kv.width // LANES
+        sums = registers((block.vectors * count * LANES,), "float32")
+        places = [[lanes((v * count + c) * LANES) for c in range(count)] for v in range(block.vectors)]
+        for row in places:
+            for place in row:
+                T.buffer_store(sums, splat(f32(0)), [place])
+        kv.begin_span(block.vectors)
+        with T.serial(0, many) as i:
+            page = self.pages[i]
+            passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
+            kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
+            given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
+            scaled = kv.span_weights(given, page, self.group, register)
+            with T.serial(0, self.sight.tokens(self.indexes[i])) as token:
+                values = kv.values(page, self.group, token, register, count)
+                for v, row in enumerate(places):
+                    own_weight = self.scores[self._place(i, own + v) + token]
+                    weight = own_weight if scaled is None else scaled[v * LANES + token]
+                    for value, place in zip(values, row, strict=True):
+                        T.buffer_store(sums, fma(splat(weight), value, sums[place]), [place])
+        for v, row in enumerate(places):
+            for c, place in enumerate(row):
+                to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))
 
 
-def _start(acc: Any, sums: Any, top: Any, count: int, first_head: Any, sinks: Any) -> None:
-    """Nothing summed yet; a sink is a token that was seen before all others."""
-    width = int(acc.shape[1])
-    with T.serial(0, count * width) as i:
-        T.buffer_store(acc, f32(0), [T.floordiv(i, width), T.floormod(i, width)])
-    for h in range(count):
-        T.buffer_store(sums, splat(f32(0)), [lanes(h * LANES)])
-        T.buffer_store(top, f32(HIDDEN) if sinks is None else sinks[first_head + h], [h])
-        if sinks is not None:
-            T.buffer_store(sums, f32(1), [h * LANES])
-
-
-def _softmax_step(scores: Any, sums: Any, top: Any, fade: Any, h: int, seen: Any) -> None:
-    """Turn a page's scores into weights against the new greatest score; `fade` rescales what came before."""
-    place = lanes(h * LANES)
-    T.buffer_store(scores, T.Select(seen, scores[place], splat(f32(HIDDEN))), [place])
-    T.buffer_store(fade, top[h], [h])
-    T.buffer_store(top, T.max(top[h], reduce_max(scores[place])), [h])
-    T.buffer_store(scores, T.Select(seen, exp(scores[place] - splat(top[h])), splat(f32(0))), [place])
-    one = registers((LANES,), "float32")
-    T.buffer_store(one, exp(splat(fade[h] - top[h])), [lanes(0)])
-    T.buffer_store(fade, one[0], [h])
-    T.buffer_store(sums, fma(sums[place], splat(fade[h]), scores[place]), [place])
+def _greatest(x: Any) -> Any:
+    """The greatest of sixteen lanes in all of them, by halves: reduce_max minds NaN, lane by lane."""
+    for distance in (8, 4, 2, 1):
+        x = held(x)
+        x = T.max(x, tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)]))
+    return x

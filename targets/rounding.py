@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, GROUP, SUM_BLOCK, ceil_to
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import BLOCK, GROUP, ceil_to
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, f32, i32, lanes, reduce_max, registers, round_bf16, round_int, splat
+from llmc.targets.vector import LANES, f32, held, i32, lanes, reduce_max, registers, round_bf16, round_int, splat
 
 
 def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -28,45 +30,57 @@ def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
     return kernel(["float32", "int32"], shapes, body)
 
 
-def _absmax_block(x: Any, row: Any, first: Any, width: int, staged: Any) -> Any:
-    """Copy block x[row, first : first + 32] into `staged` (zeros past the width); return its greatest magnitude."""
-    for half in range(BLOCK // LANES):
-        start = first + half * LANES
-        if width % GROUP == 0:  # else the last record has columns that the row has not
-            T.buffer_store(staged, x[row, lanes(start)], [lanes(half * LANES)])
-            continue
-        with T.serial(0, LANES) as lane:
-            inside = T.if_then_else(start + lane < width, x[row, T.min(start + lane, width - 1)], f32(0))
-            T.buffer_store(staged, inside, [half * LANES + lane])
-    magnitudes = [T.max(v, splat(f32(0)) - v) for v in (staged[lanes(0)], staged[lanes(LANES)])]
-    return reduce_max(T.max(*magnitudes))
-
-
 def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sums of codes (M, 3 K64/32)."""
     width = int(shapes[0][1])
-    blocks = ceil_to(width, GROUP) // BLOCK
 
     def body(buffers: list[Any], row: Any) -> None:
-        x, codes, scales, sums = buffers
-        with T.serial(0, blocks) as block:
-            staged, words = registers((BLOCK,), "float32"), registers((BLOCK,), "int32")
-            top, inverse = registers((1,), "float32"), registers((1,), "float32")
-            T.buffer_store(top, _absmax_block(x, row, block * BLOCK, width, staged), [0])
-            T.buffer_store(inverse, T.Select(top[0] > f32(0), f32(127) / top[0], f32(0)), [0])
-            T.buffer_store(scales, top[0] / f32(127), [row, block])
-            for half in range(BLOCK // LANES):
-                scaled = staged[lanes(half * LANES)] * splat(inverse[0])
-                T.buffer_store(words, round_int(scaled), [lanes(half * LANES)])
-            halves = [sum((words[i] for i in range(at + 1, at + SUM_BLOCK)), words[at]) for at in (0, SUM_BLOCK)]
-            places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
-            for total, place in zip([halves[0] + halves[1], *halves], places, strict=True):
-                T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, place])
-            for word in range(BLOCK // 4):
-                packed = T.bitwise_and(words[4 * word], i32(0xFF))
-                for byte in range(1, 4):
-                    part = T.shift_left(T.bitwise_and(words[4 * word + byte], i32(0xFF)), i32(8 * byte))
-                    packed = T.bitwise_or(packed, part)
-                T.buffer_store(codes, packed, [row, block * (BLOCK // 4) + word])
+        x, *quantized = buffers
+        quantize_row(lambda c: _sixteen(x, row, c, width), row, width, quantized)
 
-    return kernel(["float32", "int32", "float32", "float32"], shapes, body)
+    return kernel(["float32", *QUANTIZED], shapes, body)
+
+
+QUANTIZED = ("int32", "float32", "float32")  # dtypes of codes, scales and sums
+
+
+def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized: list[Any]) -> None:
+    """Write a row of quantize_rows' results (codes, scales, sums); `sixteen(c)` gives the numbers from column c on.
+
+    It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
+    """
+    codes, scales, sums = quantized
+    blocks = ceil_to(width, GROUP) // BLOCK
+    with T.serial(0, blocks) as block:
+        halves = [held(sixteen(block * BLOCK + at)) for at in range(0, BLOCK, LANES)]
+        top, inverse = registers((1,), "float32"), registers((1,), "float32")
+        T.buffer_store(top, reduce_max(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves))), [0])
+        T.buffer_store(inverse, T.Select(top[0] > f32(0), f32(127) / top[0], f32(0)), [0])
+        T.buffer_store(scales, top[0] / f32(127), [row, block])
+        rounded = [held(round_int(v * splat(inverse[0])), "int32") for v in halves]
+        totals = [T.call_llvm_pure_intrin("llvm.vector.reduce.add", v, dtype="int32") for v in rounded]
+        places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
+        for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
+            T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, place])
+        for number, words in enumerate(rounded):
+            packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
+            T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])
+
+
+def whole_groups(shape: list[Any]) -> int:
+    """The columns of (M, K), for kernels that quantize without padding: K must be a multiple of 64."""
+    width = int(shape[1])
+    if width % GROUP:
+        raise LlmcError(f"{width} columns cannot be quantized as they are computed: {GROUP} or a multiple is wanted")
+    return width
+
+
+def _sixteen(x: Any, row: Any, first: Any, width: int) -> Any:
+    """x[row, first : first + 16], zeros past the width."""
+    if width % GROUP == 0:  # else the last record has columns that the row has not
+        return x[row, lanes(first)]
+    staged = registers((LANES,), "float32")
+    with T.serial(0, LANES) as lane:
+        inside = T.if_then_else(first + lane < width, x[row, T.min(first + lane, width - 1)], f32(0))
+        T.buffer_store(staged, inside, [lane])
+    return staged[lanes(0)]

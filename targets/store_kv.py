@@ -10,7 +10,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import KINDS, PAGE
 from llmc.targets.arguments import arguments
-from llmc.targets.online_softmax import Pages, listed_page, pages_of
+from llmc.targets.kv_pages import Pages
+from llmc.targets.online_softmax import pages_of
 from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.target import Target
 from llmc.targets.vector import i32
@@ -32,7 +33,7 @@ def write_rows(kv: Pages, qkv: Any, seqs: Any, slots: Any, indptr: Any, ids: Any
     """K and V of every row of qkv (M, (H + 2G) D)."""
 
     def write(row: Any) -> None:
-        page = listed_page(seqs, indptr, ids, row, T.floordiv(slots[row], PAGE))
+        page = ids[indptr[seqs[row]] + T.floordiv(slots[row], PAGE)]
         kv.write(qkv, page, slots[row], row, heads, groups)
 
     rows = qkv.shape[0]

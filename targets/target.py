@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +12,53 @@ from llmc.compiler.errors import LlmcError
 from llmc.targets.knobs import Knobs
 
 # Linux's name of a CPU flag -> LLVM's. Only what a kernel asks for, or what plain code gains from.
-_X86_FEATURES = {
-    "ssse3": "ssse3",
-    "sse4_1": "sse4.1",
-    "sse4_2": "sse4.2",
-    "popcnt": "popcnt",
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "avx_vnni": "avxvnni",
-    "f16c": "f16c",
-    "avx512f": "avx512f",
-    "avx512bw": "avx512bw",
-    "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl",
-    "avx512_vnni": "avx512vnni",
-    "avx512vbmi": "avx512vbmi",
+_FEATURES = {
+    "x86_64": {
+        "ssse3": "ssse3",
+        "sse4_1": "sse4.1",
+        "sse4_2": "sse4.2",
+        "popcnt": "popcnt",
+        "avx": "avx",
+        "avx2": "avx2",
+        "fma": "fma",
+        "avx_vnni": "avxvnni",
+        "f16c": "f16c",
+        "avx512f": "avx512f",
+        "avx512bw": "avx512bw",
+        "avx512dq": "avx512dq",
+        "avx512vl": "avx512vl",
+        "avx512_vnni": "avx512vnni",
+        "avx512vbmi": "avx512vbmi",
+        "amx_tile": "amx-tile",
+        "amx_int8": "amx-int8",
+    },
+    "aarch64": {"asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm"},
 }
-_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+# Those of them that nothing uses but a kernel that asks for them: without such a kernel code is the same.
+_TILES = frozenset({"amx_tile", "amx_int8"})
+_ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "asimddp", "i8mm"}) | _TILES
+_AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+# Architecture -> the variants of a portable artifact and the flags each needs, best first: a loader takes the first
+# that fits. The last one runs on every CPU of the architecture.
+_VARIANTS = {
+    "x86_64": {
+        "cpu-amx_int8": (*_AVX512, "avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"),
+        "cpu-avx512_vbmi": (*_AVX512, "avx512_vnni", "avx512vbmi"),
+        "cpu-avx512_vnni": (*_AVX512, "avx512_vnni"),
+        "cpu-avx512f": _AVX512,
+        "cpu-avx_vnni": (*_AVX2, "avx_vnni"),
+        "cpu-avx2": _AVX2,
+        "cpu-x86_64": (),
+    },
+    "aarch64": {
+        "cpu-i8mm": ("asimd", "asimddp", "i8mm"),
+        "cpu-asimddp": ("asimd", "asimddp"),
+        "cpu-aarch64": ("asimd",),
+    },
+}
+ARCHITECTURES = tuple(_VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -52,16 +82,20 @@ class Target:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
 
+    def serves(self, other: Target) -> bool:
+        """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
+        return self.arch == other.arch and set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
+
     def llvm(self) -> Any:
         """The TVM target: the feature list, never a CPU's name (hypervisors report wrong models)."""
         import tvm
 
-        if self.arch == "aarch64":
-            return tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]})
-        features = ["+" + _X86_FEATURES[flag] for flag in self.requires]
+        features = ["+" + _FEATURES[self.arch][flag] for flag in self.requires]
         if self.has("avx512f"):
             features.append("-prefer-256-bit")
-        config: dict[str, Any] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}
+        config: dict[str, Any] = {"kind": "llvm", "mtriple": f"{self.arch}-linux-gnu"}
+        if self.arch == "x86_64":
+            config["mcpu"] = "x86-64"
         return tvm.target.Target(config | ({"mattr": features} if features else {}))
 
 
@@ -71,45 +105,69 @@ def cpu_flags(cpuinfo: str | None = None) -> frozenset[str]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+            found = frozenset(value.split())
+            return found - _TILES if cpuinfo is None and found & _TILES and not _allow_tiles() else found
     return frozenset()
 
 
+def _allow_tiles() -> bool:
+    """Ask the kernel for tile state, as every process must that runs such code (runtime/loading/cpu.py says more)."""
+    libc = ctypes.CDLL(None)
+    return bool(libc.syscall(158, 0x1023, 18) == 0)  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+
+
 def native(flags: frozenset[str] | None = None, arch: str | None = None) -> Target:
-    """The best variant for a CPU with these flags (default: this machine)."""
+    """One variant with all that a CPU with these flags can do (default: this machine)."""
     arch = arch or platform.machine()
-    if arch != "x86_64":
-        return portable(arch)
     found = cpu_flags() if flags is None else flags
-    usable = [flag for flag in _X86_FEATURES if flag in found]
-    if not found >= _AVX512:
+    fitting = [variant for variant in variants(arch) if found.issuperset(variant.requires)]
+    if len(fitting) < 2:  # a vector width without fused multiply-add is not worth a variant
+        return baseline(arch)
+    best = fitting[0]
+    if arch != "x86_64":
+        return best
+    usable = [flag for flag in _FEATURES[arch] if flag in found]
+    if not found.issuperset(_AVX512):
         usable = [flag for flag in usable if not flag.startswith("avx512")]
-    if "fma" not in usable:  # a vector width without fused multiply-add is not worth a variant
-        return portable(arch)
-    best = next(f for f in ("avx512_vnni", "avx512f", "avx2", "fma") if f in usable)
-    return Target(f"cpu-{best}", arch, tuple(usable))
+    return Target(best.name, arch, tuple(usable))
 
 
-def portable(arch: str) -> Target:
-    """No intrinsics beyond the architecture's baseline."""
-    if arch not in ("x86_64", "aarch64"):
-        raise LlmcError(f"no target for architecture {arch!r}; llmc knows: x86_64, aarch64")
-    return Target(f"cpu-portable-{arch}", arch, (), Knobs(prefetch_bytes=0))
+def variants(arch: str) -> tuple[Target, ...]:
+    """Those that together run on any CPU of the architecture, best first; the last has no needs of its own."""
+    if arch not in _VARIANTS:
+        raise LlmcError(f"no target for architecture {arch!r}; llmc knows: {', '.join(_VARIANTS)}")
+    *better, (last, plain) = _VARIANTS[arch].items()
+    return (
+        *(Target(name, arch, requires) for name, requires in better),
+        Target(last, arch, plain, Knobs(prefetch_bytes=0)),
+    )
+
+
+def baseline(arch: str) -> Target:
+    """What every CPU of the architecture can do."""
+    return variants(arch)[-1]
 
 
 TARGETS = {
     "cpu": "this machine's CPU, all of its features",
-    "cpu:portable": "any CPU of this machine's architecture",
-    "cpu:x86_64": "any x86-64 CPU",
-    "cpu:aarch64": "any 64-bit Arm CPU (cross-compiled)",
+    "cpu:native": "the same",
+    "cpu:portable": "any CPU of this machine's architecture: several variants, the best one chosen at load",
+    "cpu:x86_64": "any x86-64 CPU, likewise",
+    "cpu:aarch64": "any 64-bit Arm CPU, likewise",
+    "cpu:baseline": "any CPU of this machine's architecture, by one variant",
 }
 
 
-def get(name: str) -> Target:
-    """The target a `--target` string names."""
-    if name not in TARGETS:
-        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS)}")
-    if name == "cpu":
-        return native()
+def get(name: str) -> tuple[Target, ...]:
+    """The variants that a `--target` string names, best first: one of TARGETS, or cpu:NAME for the variant cpu-NAME."""
+    alone = {variant.name.replace("-", ":", 1): variant for arch in _VARIANTS for variant in variants(arch)}
+    if name not in TARGETS and name not in alone:
+        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS | alone)}")
     _, _, kind = name.partition(":")
-    return portable(platform.machine() if kind == "portable" else kind)
+    if kind in ("", "native"):
+        return (native(),)
+    if kind == "baseline":
+        return (baseline(platform.machine()),)
+    if name not in TARGETS:
+        return (alone[name],)
+    return variants(platform.machine() if kind == "portable" else kind)

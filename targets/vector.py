@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from llmc.targets.narrow import byte_dot, byte_lookup, constant
 from llmc.targets.target import Target
 
 LANES = 16
@@ -60,8 +61,12 @@ def prefetch(pointer: Any) -> None:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float32x16, rounded once: the same bits whatever the loop around it looks like."""
-    return T.call_llvm_pure_intrin("llvm.fma", a, b, c, dtype="float32x16")
+    """a * b + c in float32x16, the same bits whatever the loop around it looks like.
+
+    Rounded once where the machine can, which is everywhere but in the oldest x86-64; there a call of the C library for
+    each lane would take a hundred times as long, and it is rounded twice.
+    """
+    return T.call_llvm_pure_intrin("llvm.fmuladd", a, b, c, dtype="float32x16")
 
 
 def reduce_max(x: Any) -> Any:
@@ -76,16 +81,6 @@ def reduce_sum(x: Any) -> Any:
     return tirx.Shuffle([x], [i32(0)]) + tirx.Shuffle([x], [i32(1)])
 
 
-def halves(x: Any, dtype: str) -> tuple[Any, Any]:
-    """An int32x16 as two 256-bit registers of the type."""
-    return tuple(T.reinterpret(part("int32x8", x), dtype=dtype) for part in (T.vectorlow, T.vectorhigh))
-
-
-def joined(low: Any, high: Any) -> Any:
-    """Two 256-bit registers as an int32x16."""
-    return tirx.Shuffle([T.reinterpret(part, dtype="int32x8") for part in (low, high)], [i32(i) for i in range(LANES)])
-
-
 def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
     """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
 
@@ -96,48 +91,7 @@ def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -
             "llvm.x86.avx512.vpdpbusd.512", acc, T.reinterpret(weights, dtype="int8x64"),
             T.reinterpret(splat(activations), dtype="int8x64"), dtype="int32x16",
         )  # fmt: skip
-    if target.has("avx2"):
-        return _dot4_avx2(target, acc, weights, T.broadcast(activations, LANES // 2), wide)
-    mask = splat(i32(0xFF))
-    for byte in range(4):
-        code = T.bitwise_and(T.shift_right(weights, splat(i32(8 * byte))), mask)
-        signed = T.shift_right(T.shift_left(activations, i32(24 - 8 * byte)), i32(24))
-        acc = acc + code * splat(signed)
-    return acc
-
-
-def _dot4_avx2(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
-    """`dot4` in two 256-bit halves.
-
-    `vpmaddubsw` sums two products into 16 bits and saturates: 2 * 127 * 127 fits, so the top bit of a wide weight
-    takes a product of its own.
-    """
-    x = T.reinterpret(activations, dtype="int8x32")
-
-    def madd(bytes_: Any) -> Any:
-        pairs = T.call_llvm_pure_intrin(
-            "llvm.x86.avx2.pmadd.ub.sw", T.reinterpret(bytes_, dtype="int8x32"), x, dtype="int16x16"
-        )
-        ones = T.broadcast(tirx.const(1, "int16"), LANES)
-        return T.call_llvm_pure_intrin("llvm.x86.avx2.pmadd.wd", pairs, ones, dtype="int32x8")
-
-    def dot(words: Any) -> Any:
-        if not wide:
-            return madd(words)
-        low = madd(T.bitwise_and(words, T.broadcast(i32(0x7F7F7F7F), LANES // 2)))
-        top = T.bitwise_and(T.shift_right(words, T.broadcast(i32(7), LANES // 2)), T.broadcast(i32(0x01010101), 8))
-        return low + T.shift_left(madd(top), T.broadcast(i32(7), LANES // 2))
-
-    sums = halves(acc, "int32x8")
-    if target.has("avx_vnni"):
-        dots = (
-            T.call_llvm_pure_intrin(
-                "llvm.x86.avx512.vpdpbusd.256", s, T.reinterpret(w, dtype="int8x32"), x, dtype="int32x8"
-            )
-            for s, w in zip(sums, halves(weights, "int32x8"), strict=True)
-        )
-        return joined(*dots)
-    return joined(*(s + dot(w) for s, w in zip(sums, halves(weights, "int32x8"), strict=True)))
+    return byte_dot(target, acc, weights, activations, wide)
 
 
 def permutes_bytes(target: Target) -> bool:
@@ -154,21 +108,15 @@ def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
     full = np.tile(np.pad(table, (0, size - len(table))), 128 // size)
     if permutes_bytes(target):
         return _lookup_vbmi(full, size, codes)
-    if target.has("avx2"):
-        return joined(*(_lookup_avx2(full, size, half) for half in halves(codes, "int8x32")))
-    return _lookup_select(full, size, codes)
-
-
-def _constant(table: NDArray[np.uint8], dtype: str) -> Any:
-    """A vector of constant bytes."""
-    words = [i32(int(word)) for word in np.ascontiguousarray(table).view(np.int32)]
-    return T.reinterpret(tirx.Shuffle(words, [i32(i) for i in range(len(words))]), dtype=dtype)
+    if target.has("avx2") or target.has("asimd"):
+        return byte_lookup(target, full[:size], codes)
+    return _lookup_in_memory(full, size, codes)
 
 
 def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
     """One byte permutation of one register, or of two for 128 entries."""
     index = T.reinterpret(codes, dtype="int8x64")
-    low, high = _constant(table[:64], "int8x64"), _constant(table[64:], "int8x64")
+    low, high = constant(table[:64], "int8x64"), constant(table[64:], "int8x64")
     if size == 128:
         found = T.call_llvm_pure_intrin("llvm.x86.avx512.vpermi2var.qi.512", low, index, high, dtype="int8x64")
     else:
@@ -176,38 +124,21 @@ def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
     return T.reinterpret(found, dtype="int32x16")
 
 
-def _lookup_avx2(table: NDArray[np.uint8], size: int, index: Any) -> Any:
-    """`vpshufb` finds the low four bits' entry in each sixteen; the upper bits choose among the sixteens."""
-
-    def shuffle(part: int) -> Any:
-        sixteen = np.tile(table[16 * part : 16 * part + 16], 2)
-        # A set top bit would give 0, and codes stop at 127: only the low four bits count.
-        return T.call_llvm_pure_intrin("llvm.x86.avx2.pshuf.b", _constant(sixteen, "int8x32"), index, dtype="int8x32")
-
-    def choose(first: int, count: int, bit: int) -> Any:
-        if count == 1:
-            return shuffle(first)
-        words = T.reinterpret(index, dtype="int32x8")
-        mask = T.reinterpret(T.shift_left(words, T.broadcast(i32(7 - bit), LANES // 2)), dtype="int8x32")
-        low, high = choose(first, count // 2, bit - 1), choose(first + count // 2, count // 2, bit - 1)
-        return T.call_llvm_pure_intrin("llvm.x86.avx2.pblendvb", low, high, mask, dtype="int8x32")
-
-    parts = size // 16
-    return choose(0, parts, 3 + (parts.bit_length() - 1))
-
-
-def _lookup_select(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
+def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
     """By a table on the stack, a byte at a time: for machines without a byte permutation."""
-    stacked, out = registers((size,), "int32"), registers((LANES,), "int32")
+    stacked, words = registers((size,), "int32"), registers((LANES,), "int32")
     for start in range(0, size, LANES):
-        words = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
-        T.buffer_store(stacked, words, [lanes(start)])
-    T.buffer_store(out, splat(i32(0)), [lanes(0)])
-    for byte in range(4):
-        index = T.bitwise_and(T.shift_right(codes, splat(i32(8 * byte))), splat(i32(0xFF)))
-        found = T.shift_left(stacked[index], splat(i32(8 * byte)))
-        T.buffer_store(out, T.bitwise_or(out[lanes(0)], found), [lanes(0)])
-    return out[lanes(0)]
+        part = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
+        T.buffer_store(stacked, part, [lanes(start)])
+    T.buffer_store(words, codes, [lanes(0)])
+    with T.serial(0, LANES) as lane:
+        found = [
+            T.shift_left(stacked[T.bitwise_and(T.shift_right(words[lane], i32(8 * byte)), i32(0xFF))], i32(8 * byte))
+            for byte in range(4)
+        ]
+        whole = T.bitwise_or(T.bitwise_or(found[0], found[1]), T.bitwise_or(found[2], found[3]))
+        T.buffer_store(words, whole, [lane])
+    return words[lanes(0)]
 
 
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
@@ -227,7 +158,7 @@ def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
 def widen_f16(target: Target, words: Any) -> Any:
     """int32x8 words holding sixteen float16 -> float32x16."""
     halves = T.reinterpret(words, dtype="float16x16")
-    if target.has("avx512f") or target.has("f16c") or target.has("fp16"):
+    if target.has("avx512f") or target.has("f16c") or target.has("asimd"):
         return T.cast(halves, "float32x16")
     # By integer arithmetic, exact for denormals too: place exponent and fraction, then scale by 2^112.
     bits = T.cast(T.reinterpret(words, dtype="uint16x16"), "int32x16")

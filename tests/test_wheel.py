@@ -59,7 +59,8 @@ def test_the_wheel_holds_every_file(wheel: Path, root: Path) -> None:
     assert any(path.name == "LICENSE" for path in held)
     extra = {path for path in held - wanted if ".dist-info" not in path.parts[0]}
     families = {Path("llmc", path.relative_to(root)) for path in (root / "frontends" / "families").iterdir()}
-    assert extra == {Path("llmc/py.typed"), Path("llmc/compiler/driver/sample.txt"), *families}
+    data = {"llmc/py.typed", "llmc/compiler/driver/sample.txt", "llmc/targets/tuned_defaults.json"}
+    assert extra == {*map(Path, data), *families}
 
 
 def test_it_brings_no_compiler_and_little_else(clean: Path) -> None:

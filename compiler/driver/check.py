@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.driver.original import Original
 from llmc.compiler.driver.probe import Probe
 from llmc.runtime.model import Model, load
 from llmc.runtime.quality import score_rows
@@ -43,15 +44,21 @@ class Loss:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def measure(probe: Probe, artifact: Path, windows: list[list[int]], lead: list[int]) -> Loss:
+def measure(probe: Probe | Original, artifact: Path, windows: list[list[int]], lead: list[int]) -> Loss:
     """Run the finished artifact and the original on the same windows.
 
     `lead`: of a model with an encoder, what an answer begins with. The windows are then sources, and both models read
     what the artifact answers to them.
     """
     lost, same = [], []
+    pairs: Iterable[tuple[F32, F32]]
+    # The original's first: its memory is given back before the artifact's is taken.
+    originals = [probe.run(ids)[0] for ids in windows] if not lead else []
     with load(artifact) as model:
-        pairs = _answers(probe, model, windows, lead) if lead else _texts(probe, model.runner, windows)
+        if isinstance(probe, Probe) and lead:
+            pairs = _answers(probe, model, windows, lead)
+        else:
+            pairs = zip(originals, _texts(model.runner, windows), strict=True)
         for expected, got in pairs:
             divergence, agreement = compare(expected, got, probe.hidden)
             lost.append(divergence)
@@ -62,13 +69,13 @@ def measure(probe: Probe, artifact: Path, windows: list[list[int]], lead: list[i
     return Loss(len(every), float(every.mean()), agreed)
 
 
-def _texts(probe: Probe, runner: Runner, windows: list[list[int]]) -> Iterator[tuple[F32, F32]]:
-    """Logits (n, V) of each text, the original's and the artifact's."""
+def _texts(runner: Runner, windows: list[list[int]]) -> Iterator[F32]:
+    """Logits (n, V) of each text."""
     for ids in windows:
         sequence = runner.new_sequence()
         got = runner.step([Feed(sequence, ids, "all")]).logits
         runner.release(sequence)
-        yield probe.run(ids)[0], got
+        yield got
 
 
 def _answers(probe: Probe, model: Model, sources: list[list[int]], lead: list[int]) -> Iterator[tuple[F32, F32]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact, pipeline
 from llmc.compiler.driver.compile_graph import is_graph, write_graph
+from llmc.compiler.driver.libraries import write_libraries
 from llmc.compiler.driver.request import Request, check_request, read_spec
-from llmc.compiler.driver.write import write_library, write_weights
+from llmc.compiler.driver.tuning.found import Found
+from llmc.compiler.driver.write import write_weights
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.parts import part_sizes
 
@@ -35,13 +37,16 @@ class CompileResult:
     format: str  # of the matrices beside the vocabulary's, or "mixed"
     formats: dict[str, str]  # matrix -> format: the recipe
     loss: Loss | None  # what it costs, when that was measured
+    tuned: str | None = None  # what came of the database of knobs, when one was given
 
 
 def compile_model(
     source: str | Path, output: str | Path, *, quant: str = "auto", kv: str = "auto", target: str = "cpu",
     spec: str | Path | None = None, bpw: float | None = None, size: int | None = None,
     calib: str | Path | None = None, recipe: str | Path | None = None, activations: str = "auto",
-    check: bool = False, seed: int = 0, layer_groups: int | None = None, progress: Progress | None = None,
+    check: bool = False, seed: int = 0, layer_groups: int | None = None, tuned: str | Path | None = None,
+    tvm_runtime: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
@@ -50,31 +55,35 @@ def compile_model(
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
     weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
-    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `spec` is a
-    TOML file that replaces the derived spec. Raises LlmcError, before any work, for what
-    is not understood.
+    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `tuned` is a
+    database of `llmc tune`: kernels it knows get their knobs from there, others what is shipped. `tvm_runtime`
+    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `spec` is a TOML
+    file that replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     request = Request(
         source, Path(output), quant, kv, target, _path(spec), bpw, size, _path(calib), _path(recipe), activations,
-        check, seed, layer_groups,
+        check, seed, layer_groups, _path(tuned), _path(tvm_runtime),
     )  # fmt: skip
     chosen = check_request(request)
+    knobs = Found(request.tuned)
     if is_graph(request):
-        manifest, loss = write_graph(request, chosen, report), None
+        manifest, loss = write_graph(request, chosen, knobs, report), None
     else:
-        manifest, loss = _model_artifact(request, chosen, report)
+        manifest, loss = _model_artifact(request, chosen, knobs, report)
     report("write", 1, 1)
     written = sum(file.stat().st_size for file in request.output.rglob("*") if file.is_file())
     about = manifest["quantization"]
     return CompileResult(
         request.output, time.perf_counter() - started, written, about["bits_per_weight"], about["format"],
-        about["formats"], loss,
+        about["formats"], loss, knobs.note(),
     )  # fmt: skip
 
 
-def _model_artifact(request: Request, target: targets.Target, report: Progress) -> tuple[dict[str, Any], Loss | None]:
+def _model_artifact(
+    request: Request, chosen: Sequence[targets.Target], knobs: Found, report: Progress
+) -> tuple[dict[str, Any], Loss | None]:
     """Read the model, choose formats, write; the manifest, and what was measured."""
     from llmc.compiler.driver.plan import make_plan
     from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
@@ -84,7 +93,7 @@ def _model_artifact(request: Request, target: targets.Target, report: Progress) 
     try:
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
-        return write_artifact(request, target, model, make_plan(request, model, report), report)
+        return write_artifact(request, chosen, knobs, model, make_plan(request, model, report), report)
     finally:
         model.close()
 
@@ -94,41 +103,51 @@ def _path(value: str | Path | None) -> Path | None:
 
 
 def write_artifact(
-    request: Request, target: targets.Target, model: Any, plan: Plan, report: Progress
+    request: Request, chosen: Sequence[targets.Target], knobs: Found, model: Any, plan: Plan, report: Progress
 ) -> tuple[dict[str, Any], Loss | None]:
-    """Write the artifact of a planned compile; its manifest, and what was measured."""
+    """Write the artifact of a planned compile, with a library for each target; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
-    from llmc.frontends.graph.build import build
     from llmc.targets.lower import lower
 
-    floats = set(plan.recipe.values()) == {"f32"}
-    kv_dtype = ("f32" if floats else "bf16") if request.kv == "auto" else request.kv
+    kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
-    module = build(model.spec, kv_dtype, request.layer_groups)
-    stored, step = _passed(module, model.spec, plan.recipe, request.activations == "f32", report)
+    exact = request.activations == "f32"
+    stored, step = planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
-        variant = write_library(folder, lambda: lower(step, target), target, report)
+        variants = write_libraries(
+            folder, lambda target: lower(step, target, knobs.of(target, step)), chosen, request.tvm_runtime, report
+        )
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in step.functions)
-        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variant, functions, parts)
+        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variants, functions, parts)
         _write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
-        loss = plan.measure(folder, target, report)
+        loss = plan.measure(folder, chosen, report)
         if loss is not None:
             manifest["quantization"]["loss"] = loss.as_dict()
             artifact.write_manifest(folder, manifest)
     return manifest, loss
 
 
-def _passed(
-    module: Any, spec: ModelSpec, recipe: dict[str, str], exact: bool, report: Progress
+def kv_kind(asked: str, recipe: dict[str, str]) -> str:
+    """How keys and values are stored: as asked for, else float32 beside float32 weights and bfloat16 beside others."""
+    floats = set(recipe.values()) == {"f32"}
+    return ("f32" if floats else "bf16") if asked == "auto" else asked
+
+
+def planned_step(
+    spec: ModelSpec, recipe: dict[str, str], kv_dtype: str, groups: int | None, exact: bool, report: Progress
 ) -> tuple[list[StoredWeight], Any]:
-    """The stored weights, in the order the functions take them, and the module of these functions alone."""
+    """The stored weights, in the order the functions take them, and the module of these functions alone.
+
+    `groups` of layers are functions too; `exact`: activations are not rounded to int8.
+    """
+    from llmc.frontends.graph.build import build
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
 
-    module = pipeline.run(stages(recipe.__getitem__, exact), module, report)
+    module = pipeline.run(stages(recipe.__getitem__, exact), build(spec, kv_dtype, groups), report)
     stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
     return stored, lift_weights.bundle_weights(module)
 

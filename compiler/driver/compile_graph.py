@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler import artifact
+from llmc.compiler.driver.libraries import write_libraries
 from llmc.compiler.driver.recipe import describe
 from llmc.compiler.driver.request import Request
-from llmc.compiler.driver.write import write_library, write_weights
+from llmc.compiler.driver.write import write_weights
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 
 if TYPE_CHECKING:
     import llmc.targets.target as targets
+    from llmc.compiler.driver.tuning.found import Found
     from llmc.compiler.evaluate import StoredWeight
     from llmc.frontends.importers.imported import Imported
     from llmc.passes.take_packed import Packed
@@ -33,25 +35,34 @@ def is_graph(request: Request) -> bool:
     return Path(request.source).suffix in GRAPHS and Path(request.source).is_file() and request.spec is None
 
 
-def write_graph(request: Request, target: targets.Target, report: Any) -> dict[str, Any]:
+def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found, report: Any) -> dict[str, Any]:
     """Write the artifact of a graph; its manifest."""
-    asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
-    if asked:
-        raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
     report("read", 0, 1)
-    graph = _imported(Path(request.source))
+    graph, recipe, stored, step = graph_step(request)
     report("read", 1, 1)
-    recipe = formats_of(graph, request.quant)
-    stored, step = _packed(graph, recipe, request.activations == "f32")
     from llmc.targets.graphs import lower_graph
 
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, None, report)
-        variant = write_library(folder, lambda: lower_graph(step, target), target, report)
+        variants = write_libraries(
+            folder,
+            lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)),
+            chosen, request.tvm_runtime, report,
+        )  # fmt: skip
         report("write", 0, 1)
-        manifest = describe_graph(graph, recipe, stored, weights, variant)
+        manifest = describe_graph(graph, recipe, stored, weights, variants)
         artifact.write_manifest(folder, manifest)
     return manifest
+
+
+def graph_step(request: Request) -> tuple[Imported, dict[str, str], list[StoredWeight], Any]:
+    """The graph, the format of each matrix, what is stored, and the module of the step."""
+    asked = [f"--{name.replace('_', '-')}" for name in _TEXT_ONLY if getattr(request, name) is not None]
+    if asked:
+        raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
+    graph = _imported(Path(request.source))
+    recipe = formats_of(graph, request.quant)
+    return graph, recipe, *_packed(graph, recipe, request.activations == "f32")
 
 
 def _imported(path: Path) -> Imported:
@@ -106,7 +117,7 @@ def _in_format(graph: Imported, matrix: Packed) -> StoredWeight:
 
 def describe_graph(
     graph: Imported, recipe: dict[str, str], stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variant: dict[str, Any],
+    variants: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
     values = [*graph.weights.values(), *graph.matrices.values()]
@@ -125,7 +136,7 @@ def describe_graph(
             "formats": recipe,
             "tensors": dict(Counter(w.format for w in stored)),
         },
-        "variants": [variant],
+        "variants": variants,
         "runtime": "lib/libtvm_runtime.so",
         "weights": weights,
         "compiler": {

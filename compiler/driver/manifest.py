@@ -16,7 +16,7 @@ from llmc.compiler.spec.endless import endless_modes
 
 def describe_model(
     model: Any, recipe: Recipe, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variant: dict[str, Any], functions: list[str], parts: Sequence[int] = (),
+    variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
     spec: ModelSpec = model.spec
@@ -46,7 +46,7 @@ def describe_model(
             "tensors": dict(Counter(w.format for w in stored)),
             "source": dict(Counter(tensor.stored for tensor in model.tensors.values())),
         },
-        "variants": [variant],
+        "variants": variants,
         "runtime": "lib/libtvm_runtime.so",
         "weights": weights,
         "tokens": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from llmc.targets.target import Target, cpu_flags
 
 if TYPE_CHECKING:
     from llmc.compiler.driver.check import Loss
+    from llmc.compiler.driver.original import Original
     from llmc.compiler.driver.probe import Probe
 
 Progress = Callable[[str, int, int], None]
@@ -33,13 +34,13 @@ class Plan:
 
     recipe: Recipe
     source: ModelSources
-    probe: Probe | None
+    probe: Probe | Original | None
     windows: list[list[int]]
     lead: list[int] = field(default_factory=list)
 
-    def measure(self, artifact: Path, target: Target, report: Progress) -> Loss | None:
+    def measure(self, artifact: Path, chosen: Sequence[Target], report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
-        runs_here = target.arch == platform.machine() and set(target.requires) <= cpu_flags()
+        runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
         if self.probe is None or not runs_here:
             return None
         from llmc.compiler.driver.check import measure
@@ -60,11 +61,14 @@ def make_plan(request: Request, model: Any, report: Progress) -> Plan:
         return Plan(recipe, ModelSources(model), None, [])
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate
+    from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
     from llmc.compiler.driver.texts import calibration_windows, sample_window
 
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
+    if not texts and budget is None and runs_in_parts(model.spec):  # nothing is measured but the result
+        return Plan(recipe, ModelSources(model), Original(model, partial(report, "original")), windows)
     probe = Probe(model, partial(report, "original"))
     grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
     if budget is not None:

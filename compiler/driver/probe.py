@@ -66,8 +66,8 @@ class Probe:
 
         `source`: in a model with an encoder, the ids that the text is an answer to.
         """
-        index, pages = _index_arrays(ids, 0, self._groups)
-        sources, more = _index_arrays(source or [], pages, 1)
+        index, pages = index_arrays(ids, 0, self._groups)
+        sources, more = index_arrays(source or [], pages, 1)
         kv = [tvm.runtime.tensor(np.zeros((pages + more, *self._page), np.float32)) for _ in range(self._layers)]
         if self._encode is not None and source is not None:
             self._encode(*map(tvm.runtime.tensor, sources), kv, self._weights)
@@ -88,7 +88,7 @@ class Probe:
             self._weights[place] = original
 
 
-def _index_arrays(ids: list[int], first_page: int, groups: int) -> tuple[list[NDArray[np.int32]], int]:
+def index_arrays(ids: list[int], first_page: int, groups: int) -> tuple[list[NDArray[np.int32]], int]:
     """The index arrays of a text alone, in pages from `first_page` on, and how many pages it takes."""
     count = len(ids)
     pages = -(-count // PAGE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import llmc.targets.target as targets
 from llmc.compiler import artifact
 from llmc.compiler.driver.budget import Budget
+from llmc.compiler.driver.tvm_runtime import find_runtime
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED
 from llmc.compiler.kv_pages import KINDS
@@ -37,6 +38,8 @@ class Request:
     check: bool = False
     seed: int = 0
     layer_groups: int | None = None
+    tuned: Path | None = None
+    tvm_runtime: Path | None = None
 
     @property
     def measures(self) -> bool:
@@ -50,8 +53,15 @@ class Request:
         return None if self.size is None else Budget(self.size, f"--size {self.size / 1e6:g}MB")
 
 
-def check_request(request: Request) -> targets.Target:
-    """The target, when everything that can be known before the model is read makes sense; else LlmcError."""
+def check_request(request: Request) -> tuple[targets.Target, ...]:
+    """The targets, best first, when all that can be known before the model is read makes sense; else LlmcError."""
+    chosen = check_choices(request)
+    artifact.check_output(request.output)
+    return chosen
+
+
+def check_choices(request: Request) -> tuple[targets.Target, ...]:
+    """The same of everything but where the artifact goes."""
     if request.quant != "auto" and request.quant not in OFFERED:
         kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
         raise LlmcError(f"unknown weight format {request.quant!r}{kept}; llmc knows: auto, {', '.join(OFFERED)}")
@@ -69,9 +79,10 @@ def check_request(request: Request) -> targets.Target:
     if request.size is not None and request.size <= 0:
         raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
     chosen = targets.get(request.target)
-    if shutil.which(chosen.linker) is None:
-        raise LlmcError(f"{chosen.linker} is needed to link code for {chosen.arch} and is not on PATH; install it")
-    artifact.check_output(request.output)
+    linker, arch = chosen[0].linker, chosen[0].arch
+    if shutil.which(linker) is None:
+        raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")
+    find_runtime(arch, request.tvm_runtime)
     return chosen
 
 

@@ -17,7 +17,10 @@ COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 Gram = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+_LET_GO_BYTES = 32 << 20  # read between two times that memory of the model's files is given back
+
+
+@dataclass
 class ModelSources:
     """`Sources` of compiler/evaluate.py over an open model.
 
@@ -26,10 +29,12 @@ class ModelSources:
 
     model: Any
     grams: Mapping[str, Gram] = field(default_factory=dict)
+    _read: int = 0  # bytes since then
 
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of one weight."""
         values: NDArray[np.float32] = self.model.tensors[name].read()
+        self._count(values.nbytes)
         return values
 
     def stacked(self, names: tuple[str, ...]) -> NDArray[np.float32]:
@@ -48,6 +53,12 @@ class ModelSources:
             return compensate(self.stacked(names), format, gram)
         return format.quantize(self.stacked(names), np.ascontiguousarray(gram.diagonal()))
 
+    def _count(self, count: int) -> None:
+        self._read += count
+        if self._read >= _LET_GO_BYTES:
+            self._read = 0
+            self.model.let_go()
+
     def pack(self, format: str, names: tuple[str, ...]) -> NDArray[Any]:
         """The packed tensor of matrices one under another."""
         kind = FORMATS[format]
@@ -55,4 +66,5 @@ class ModelSources:
             return kind.pack(self.stacked(names))
         quantized = self.quantized(kind, names)
         rows, columns = sum(self.model.tensors[n].shape[0] for n in names), self.model.tensors[names[0]].shape[1]
+        self._count(rows * columns)
         return encode(kind, quantized, rows, columns)

@@ -1,8 +1,7 @@
-"""Writes the two large parts of an artifact: the stored weights, and the library."""
+"""Writes the stored weights of an artifact."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,6 @@ from llmc.compiler import artifact
 
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
-    from llmc.targets.target import Target
 
 Progress = Callable[[str, int, int], None]
 PACKING_THREADS = 2  # packing is NumPy on large arrays, which runs without the interpreter lock
@@ -37,22 +35,3 @@ def write_weights(folder: Path, stored: list[StoredWeight], source: Any, report:
 
     path = folder / artifact.WEIGHTS
     return artifact.write_weights(path, stored, arrays(), lambda done: report("weights", done, len(stored)))
-
-
-def write_library(folder: Path, lower: Callable[[], Any], target: Target, report: Progress) -> dict[str, Any]:
-    """Machine code of the module that `lower` gives, for one target, and TVM's runtime beside it.
-
-    Returns the manifest's entry of the variant.
-    """
-    import tvm
-
-    from llmc.targets.build import compile_module
-
-    report("library", 0, 2)
-    lowered = lower()
-    report("library", 1, 2)
-    name = f"lib/{target.name}.so"
-    compile_module(lowered, target).export_library(str(folder / name), cc=target.linker)
-    shutil.copyfile(Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so", folder / "lib" / "libtvm_runtime.so")
-    report("library", 2, 2)
-    return {"file": name, "name": target.name, "arch": target.arch, "requires": list(target.requires)}

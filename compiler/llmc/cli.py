@@ -7,6 +7,7 @@ line on standard error. `LLMC_DEBUG=1` shows the traceback behind it. SIGTERM en
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -18,16 +19,23 @@ from typing import Any
 import click
 
 from llmc import __version__
-from llmc.cli_bench import bench
-from llmc.cli_chat import chat
-from llmc.cli_compile import compile_command
-from llmc.cli_doctor import doctor
-from llmc.cli_embed import embed, fill
-from llmc.cli_eval import eval_command
-from llmc.cli_inspect import inspect_command, verify
-from llmc.cli_run import run
-from llmc.cli_spec import spec
-from llmc.cli_translate import translate
+
+# Subcommand -> where it is. Only the one that is called is imported.
+COMMANDS = {
+    "compile": "llmc.cli_compile.compile_command",
+    "run": "llmc.cli_run.run",
+    "chat": "llmc.cli_chat.chat",
+    "translate": "llmc.cli_translate.translate",
+    "embed": "llmc.cli_embed.embed",
+    "fill": "llmc.cli_embed.fill",
+    "bench": "llmc.cli_bench.bench",
+    "eval": "llmc.cli_eval.eval_command",
+    "inspect": "llmc.cli_inspect.inspect_command",
+    "verify": "llmc.cli_inspect.verify",
+    "spec": "llmc.cli_spec.spec",
+    "tune": "llmc.cli_tune.tune",
+    "doctor": "llmc.cli_doctor.doctor",
+}
 
 # Where a refusal's class lives. Looked up among the modules already imported: an exception whose
 # module nobody imported cannot have been raised, and importing it here would slow every start.
@@ -118,8 +126,17 @@ class Front(click.Group):
         return 1
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order they were added: the order of use."""
-        return list(self.commands)
+        """Return the commands in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command by its name; None for another name, and then all are imported, to say which may be meant."""
+        if cmd_name not in COMMANDS:
+            self.commands = {name: command for name in COMMANDS if (command := self.get_command(ctx, name))}
+            return None
+        module, _, name = COMMANDS[cmd_name].rpartition(".")
+        found: click.Command = getattr(importlib.import_module(module), name)
+        return found
 
     def _complain(self, line: str) -> None:
         click.echo(f"llmc: {line}", err=True)
@@ -153,10 +170,3 @@ def command(context: click.Context) -> None:
     """Compile a language model ahead of time into a folder, and run that folder."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-_COMMANDS: tuple[click.Command, ...] = (
-    compile_command, run, chat, translate, embed, fill, bench, eval_command, inspect_command, verify, spec, doctor,
-)  # fmt: skip
-for _subcommand in _COMMANDS:
-    command.add_command(_subcommand)

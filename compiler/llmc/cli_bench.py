@@ -85,11 +85,11 @@ def bench(
         step_bytes = weight_bytes_per_step(Path(artifact), manifest)  # checked by that load
         total = len(counts) * len(batch)
         for count in counts:
-            read = _worker({"only_read": True, "threads": count})["read_bytes_per_s"]
+            read = worker({"only_read": True, "threads": count})["read_bytes_per_s"]
             for sequences in batch:
                 progress("measuring", len(rows), total)
                 case = {"artifact": artifact, "threads": count, "batch": sequences, **sizes}
-                raw = _worker({**case, "repeats": repeats})
+                raw = worker({**case, "repeats": repeats})
                 rows.append(_row({**case, "repeats": repeats}, raw, step_bytes, read))
     if as_json:
         print_json(rows)
@@ -97,8 +97,8 @@ def bench(
     print_table([_cells(row) for row in rows], columns=_COLUMNS)
 
 
-def _worker(case: dict[str, Any]) -> dict[str, Any]:
-    """Run one case in a fresh process; its one-line refusal becomes ours."""
+def worker(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case in a fresh process and return what it measured; its one-line refusal becomes ours."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a folder named llmc here must not be it
     done = subprocess.run(
         [sys.executable, "-m", "llmc.bench_case", json.dumps(case)],

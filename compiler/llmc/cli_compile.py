@@ -24,7 +24,7 @@ QUANTS = ("auto", "f32", "bf16", "q8", "q8_b32", "q6", "q5", "q4", "q4_b64", "q3
 KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
 
 
-def _target_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def target_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Return the name unchanged; the driver knows which `cpu:NAME` exist."""
     kind, colon, rest = value.partition(":")
     if kind != "cpu" or (colon and not rest):
@@ -54,6 +54,7 @@ Examples:
   llmc compile ./llama-folder -o llama.llmc --quant c4 --kv bf16
   llmc compile ./llama-folder -o small.llmc --bpw 3.5 --calib text.txt
   llmc compile model.gguf -o anywhere.llmc --target cpu:portable
+  llmc compile model.gguf -o fast.llmc --tuned tuned.json
   llmc compile model.onnx -o graph.llmc
 
 \b
@@ -100,11 +101,16 @@ Formats, with bits per weight:
 )
 @click.option(
     "--target",
-    callback=_target_name,
+    callback=target_name,
     metavar="TARGET",
     default="cpu",
     show_default=True,
-    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture.",
+    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture; cpu:x86_64, cpu:aarch64.",
+)
+@click.option(
+    "--tvm-runtime",
+    metavar="FILE",
+    help="TVM's runtime for a target of another architecture: an apache-tvm wheel, or libtvm_runtime.so.",
 )
 @click.option(
     "--layer-groups",
@@ -112,6 +118,7 @@ Formats, with bits per weight:
     metavar="N",
     help="Compile the layers in N groups too, for prompts that are read a group a step (docs/engine.md).",
 )
+@click.option("--tuned", metavar="DB.json", help="Use the knobs that `llmc tune` found; others as shipped.")
 @click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
 @json_option
@@ -148,6 +155,7 @@ def compile_command(
                 "bits_per_weight": result.bits_per_weight,
                 "format": result.format,
                 "loss": result.loss and result.loss.as_dict(),
+                "tuned": result.tuned,
             }
         )
         return
@@ -159,6 +167,8 @@ def compile_command(
     ]
     if result.loss is not None:
         rows.insert(2, ("expected loss", words_for_loss(result.loss.as_dict())))
+    if result.tuned is not None:
+        rows.append(("tuned", result.tuned))
     print_table(rows)
     if result.loss is not None and result.loss.large:
         click.secho(

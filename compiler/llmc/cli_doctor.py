@@ -24,7 +24,7 @@ _EXTRAS = {
 # The flags that some variant of a compiled library asks for; the rest of /proc/cpuinfo is noise.
 _FLAGS = (
     ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni")
-    + ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_vbmi", "avx512_bf16")
+    + ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bf16")
     + ("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16")
     + ("asimd", "asimddp", "i8mm", "bf16", "sve")
 )
@@ -51,6 +51,7 @@ def doctor(as_json: bool) -> None:
         ("cpu", facts["cpu"]["model"]),
         ("cores", f"{facts['cpu']['cores_allowed']} allowed of {facts['cpu']['cores']}"),
         ("flags", " ".join(facts["cpu"]["flags"]) or "none that llmc uses"),
+        ("variants", ", ".join(facts["cpu"]["variants"]) or "none"),
         ("memory", f"{_size(memory['available'])} available of {_size(memory['total'])}"),
     ]
     for name, extra in facts["extras"].items():
@@ -71,16 +72,26 @@ def collect() -> dict[str, Any]:
     cores = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     model, flags = _cpu()
+    variants = _variants()
     extras = {name: _extra(distributions) for name, distributions in _EXTRAS.items()}
     return {
         "llmc": __version__,
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
-        "cpu": {"model": model, "flags": flags, "cores": cores, "cores_allowed": allowed},
+        "cpu": {"model": model, "flags": flags, "cores": cores, "cores_allowed": allowed, "variants": variants},
         "memory": _memory(),
         "extras": extras,
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("LLMC_")},
     }
+
+
+def _variants() -> list[str]:
+    """Return what this CPU can run of a portable artifact, best first: a loader takes the first."""
+    from llmc.runtime.loading.cpu import cpu_arch, cpu_flags
+    from llmc.targets.target import ARCHITECTURES, variants
+
+    arch, flags = cpu_arch(), cpu_flags()
+    return [v.name for v in variants(arch) if flags.issuperset(v.requires)] if arch in ARCHITECTURES else []
 
 
 def _cpu() -> tuple[str, list[str]]:

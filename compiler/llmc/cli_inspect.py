@@ -68,10 +68,9 @@ def _graph_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _made(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    variants = [f"{v['name']} ({v['arch']})" for v in manifest["variants"]]
     compiler = ", ".join(f"{name} {version}" for name, version in manifest["compiler"].items())
     return [
-        ("variants", ", ".join(variants)),
+        ("variants", _variants(manifest)),
         ("runs here", _fit(manifest["machine"])),
         ("compiled by", compiler),
         ("size", words_for_bytes(manifest["bytes"])),
@@ -82,7 +81,6 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     quantization, kv = manifest["quantization"], manifest["kv"]
     counts = ", ".join(f"{n} {name}" for name, n in sorted(quantization["tensors"].items()))
     sizes = manifest["spec"]["sizes"]
-    variants = [f"{v['name']} ({v['arch']})" for v in manifest["variants"]]
     compiler = ", ".join(f"{name} {version}" for name, version in manifest["compiler"].items())
     return [
         ("name", str(manifest["name"])),
@@ -95,7 +93,7 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
         ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)} a token"),
-        ("variants", ", ".join(variants)),
+        ("variants", _variants(manifest)),
         ("runs here", _fit(manifest["machine"])),
         ("chat template", "yes" if manifest["chat_template"] else "no"),
         ("compiled by", compiler),
@@ -134,9 +132,19 @@ def _token_bytes(kv: dict[str, Any]) -> str:
     return words_for_bytes(layout.token_bytes)
 
 
+def _variants(manifest: dict[str, Any]) -> str:
+    """Return the variants, best first, and what this machine lacks for each."""
+    missing = manifest["machine"]["missing"]
+    lacks = {name: f"; lacks {' '.join(flags)}" if flags else "" for name, flags in missing.items()}
+    return ", ".join(f"{v['name']} ({v['arch']}{lacks[v['name']]})" for v in manifest["variants"])
+
+
 def _fit(machine: dict[str, Any]) -> str:
     if machine["variant"] is not None:
         return f"yes, as {machine['variant']}"
+    fits = [name for name, flags in machine["missing"].items() if not flags]
+    if fits:
+        return f"no: LLMC_VARIANT names none of {', '.join(fits)}"
     lacking = "; ".join(f"{name} needs {', '.join(flags)}" for name, flags in machine["missing"].items())
     return f"no: {lacking}"
 

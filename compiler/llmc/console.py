@@ -98,10 +98,18 @@ def progress_bars() -> Iterator[Progress]:
 
         def report(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=max(total, 1))
+                tasks[stage] = bars.add_task(_words_for_stage(stage), total=max(total, 1))
             bars.update(tasks[stage], completed=done, total=max(total, 1))
 
         yield report
+
+
+def _words_for_stage(stage: str) -> str:
+    """Return what a user reads; "library cpu-avx2" is the stage "library" of one of several."""
+    kind, _, which = stage.partition(" ")
+    if stage in _STAGES or kind not in _STAGES:
+        return _STAGES.get(stage, stage)
+    return f"{_STAGES[kind]} for {which}"
 
 
 def words_for_bytes(count: float) -> str:

@@ -21,7 +21,7 @@ def _pack_result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
     return [(kind.packed_shape(rows, columns), kind.dtype)]
 
 
-def _quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
+def quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     rows, columns = shapes[0]
     width = ceil_to(int(columns), GROUP)
     blocks = (rows, width // BLOCK)
@@ -281,7 +281,7 @@ ROWS = (
         "quantize_rows",
         ("x",),
         (),
-        _quantized_rows,
+        quantized_rows,
         meaning.quantize_rows,
         "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sums of codes (M, 3 K64/32)",
         "compiler/formats/activations.py",

@@ -39,6 +39,11 @@ class MappedFile:
             )
         return np.frombuffer(self.data, np.uint8, count, offset)
 
+    def let_go(self) -> None:
+        """Give back the memory of pages that were read; views stay valid, and read them from the file again."""
+        if not self.data.closed and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
 
 def open_mapped(path: Path, minimum: int) -> MappedFile:
     """Maps a regular file of at least `minimum` bytes. Raises SourceError otherwise."""

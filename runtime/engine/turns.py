@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Turns:
@@ -67,6 +70,8 @@ class Turns:
 
     def sleeper(self) -> tuple[asyncio.Future[None], bool]:
         """What the running event loop can await to be woken the next time; and whether it is someone's turn."""
+        import asyncio  # takes as long to import as half of the engine
+
         loop = asyncio.get_running_loop()
         sleeper: asyncio.Future[None] = loop.create_future()
         with self._changed:

@@ -16,8 +16,14 @@ from typing import Any, Generic, TypeVar
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import integrity
-from llmc.runtime.loading.cpu import choose_variant, cpu_arch, cpu_flags, default_threads, missing_flags
-from llmc.runtime.loading.graph_manifest import read_any
+from llmc.runtime.loading.cpu import (
+    choose_variant,
+    cpu_arch,
+    cpu_flags,
+    default_threads,
+    fitting_variant,
+    missing_flags,
+)
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
 
@@ -88,6 +94,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> No
 
     Files that the manifest does not list are refused too. Raises ArtifactError at the first damage.
     """
+    from llmc.runtime.loading.graph_manifest import read_any
+
     folder = _folder(path)
     manifest = read_any(folder)
     _check_presence(folder, manifest)
@@ -107,18 +115,19 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Reads manifest.json and file sizes only; nothing is loaded, hashed or executed.
     """
+    from llmc.runtime.loading.graph_manifest import read_any
+
     folder = _folder(path)
     manifest = read_any(folder)
     _check_presence(folder, manifest)
     arch, flags = cpu_arch(), cpu_flags()
     missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
-    fitting = [name for name, lacking in missing.items() if not lacking]
     total = sum(entry.bytes for entry in manifest.files.values())
     return {
         **manifest.raw,
         "path": str(folder),
         "bytes": total + (folder / MANIFEST).stat().st_size,
-        "machine": {"arch": arch, "variant": fitting[0] if fitting else None, "missing": missing},
+        "machine": {"arch": arch, "variant": fitting_variant(missing), "missing": missing},
     }
 
 

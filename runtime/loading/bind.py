@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import Artifact
+from llmc.runtime.loading.crowding import Crowding
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.loading.weights import ALIGN
 from llmc.runtime.parts import Parts
 from llmc.runtime.runner import Step
 
-# Function -> how many of its results are looked at; what follows only had to happen. Others give one array.
+# Function -> how many of its results are looked at, at most; what follows only had to happen. Others give one array.
 _RESULTS = {"step": 4, "encode": 2, "turn": 0, "head": 4}
 _WITHOUT_CACHE = ("embed", "head")
 
@@ -37,19 +38,21 @@ def bind(
     def tensors(arrays: list[NDArray[Any]]) -> Any:
         return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
 
+    item = ffi.get_global_func("ffi.ArrayGetItem")  # what found[number] calls, at half its price
     cache, stored = tensors(pages), tensors(weights)
-    thread = OneThread()
+    thread, crowding = OneThread(), Crowding(threads)
 
     def call(name: str, function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         return thread.run(partial(called, name, function, arrays))
 
     def called(name: str, function: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
-        library.use_threads(threads)
+        library.use_threads(crowding.begin())
         bound = (stored,) if name in _WITHOUT_CACHE else (cache, stored)
         found = function(*map(ffi.from_dlpack, arrays), *bound)
+        crowding.end()
         if name not in _RESULTS:
             return np.from_dlpack(found)
-        return [np.asarray(np.from_dlpack(array)) for array in found[: _RESULTS[name]]]
+        return [np.from_dlpack(item(found, number)) for number in range(min(len(found), _RESULTS[name]))]
 
     return {name: partial(call, name, each) for name, each in zip(names, functions, strict=True)}
 

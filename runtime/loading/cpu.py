@@ -1,4 +1,7 @@
-"""What this machine's CPU can do, which library of an artifact fits it, and how many threads it should use."""
+"""What this machine's CPU can do, which library of an artifact fits it, and how many threads it should use.
+
+`LLMC_VARIANT` names the library to take instead, for tests and reports of bugs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ from llmc.runtime.loading.manifest import Package, Variant
 _CPUINFO = Path("/proc/cpuinfo")
 _ARCH_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
+# Flag -> (AT_HWCAP or AT_HWCAP2, its bit): Linux, arch/arm64/include/uapi/asm/hwcap.h.
+_ARM_FLAGS = {
+    "fp": (16, 0), "asimd": (16, 1), "fphp": (16, 9), "asimdhp": (16, 10), "asimddp": (16, 20), "sve": (16, 22),
+    "sve2": (26, 1), "svei8mm": (26, 9), "i8mm": (26, 13), "bf16": (26, 14),
+}  # fmt: skip
+
 # https://docs.kernel.org/arch/x86/xstate.html: a process asks once before it touches AMX tiles.
 _SYS_ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
@@ -26,16 +35,33 @@ def cpu_arch() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """CPU flags in lower case, from /proc/cpuinfo; empty where there is none."""
+    """CPU flags in lower case, as /proc/cpuinfo spells them; empty where there are none."""
+    if cpu_arch() == "aarch64":
+        return _arm_flags()
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
+        if key.strip() == "flags":
             return frozenset(value.lower().split())
     return frozenset()
+
+
+def _arm_flags() -> frozenset[str]:
+    """From the auxiliary vector: /proc/cpuinfo has one core's, and under an emulator the host's."""
+    words = {word: _auxiliary(word) for word, _ in _ARM_FLAGS.values()}
+    return frozenset(flag for flag, (word, bit) in _ARM_FLAGS.items() if words[word] >> bit & 1)
+
+
+def _auxiliary(word: int) -> int:
+    """getauxval(3); 0 where the C library has none."""
+    get = getattr(ctypes.CDLL(None), "getauxval", None)
+    if get is None:
+        return 0
+    get.argtypes, get.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(get(word))
 
 
 def missing_flags(variant: Variant, arch: str, flags: frozenset[str]) -> list[str]:
@@ -49,18 +75,40 @@ def missing_flags(variant: Variant, arch: str, flags: frozenset[str]) -> list[st
 
 
 def choose_variant(manifest: Package, folder: Path) -> Variant:
-    """The first variant that this CPU can run. Raises ArtifactError naming what is missing when none can."""
-    arch, flags = cpu_arch(), cpu_flags()
+    """The first variant that this CPU can run, or the one that LLMC_VARIANT names.
+
+    Raises ArtifactError naming what is missing when there is none, or when the one named does not run here.
+    """
+    arch, flags, forced = cpu_arch(), cpu_flags(), forced_variant()
     lacking = []
     for variant in manifest.variants:
+        if forced not in (None, variant.name):
+            continue
         missing = missing_flags(variant, arch, flags)
         if not missing:
             return variant
         lacking.append(f"{variant.name} needs {' '.join(missing)}")
-    raise ArtifactError(
-        f"{folder}: this CPU ({arch}) lacks what the artifact was compiled for: {'; '.join(lacking)}; "
-        "compile it with --target cpu:portable or on this machine"
-    )
+    if forced is None:
+        raise ArtifactError(
+            f"{folder}: this CPU ({arch}) lacks what the artifact was compiled for: {'; '.join(lacking)}; "
+            "compile it with --target cpu:portable or on this machine"
+        )
+    if lacking:
+        raise ArtifactError(f"{folder}: LLMC_VARIANT: this CPU ({arch}) cannot run it: {'; '.join(lacking)}")
+    names = ", ".join(variant.name for variant in manifest.variants)
+    raise ArtifactError(f"{folder}: LLMC_VARIANT={forced[:80]}: no such variant; it has {names}")
+
+
+def forced_variant() -> str | None:
+    """`LLMC_VARIANT`: the name of the variant to take, whichever is the best."""
+    return os.environ.get("LLMC_VARIANT") or None
+
+
+def fitting_variant(missing: dict[str, list[str]]) -> str | None:
+    """The name `choose_variant` would find, of variants in order and what each lacks; None when there is none."""
+    forced = forced_variant()
+    names = [name for name, lacking in missing.items() if not lacking and forced in (None, name)]
+    return names[0] if names else None
 
 
 def default_threads() -> int:

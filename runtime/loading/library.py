@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.loading import pinning
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import file_sha256
@@ -24,6 +25,7 @@ from llmc.runtime.loading.integrity import file_sha256
 # step ever had, so memory would grow for as long as new ones come; it is no faster.
 _CPU, _DEVICE_ID, _NAIVE = 1, 0, 1
 _MAPS = Path("/proc/self/maps")
+_SPINS = "3000"  # about a millisecond; TVM's own number is a hundred times that
 _ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
 
 
@@ -59,16 +61,19 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
 def use_threads(threads: int) -> None:
     """Make kernels called from this thread run on `threads` threads; TVM keeps one pool per calling thread."""
     if getattr(_Process.pool, "threads", None) != threads:
-        import_ffi().get_global_func("runtime.config_threadpool")(_ANY_CORE, threads)
+        with pinning.new_threads_pinned():
+            import_ffi().get_global_func("runtime.config_threadpool")(_ANY_CORE, threads)
         _Process.pool.threads = threads
 
 
 def set_most_threads(threads: int) -> None:
     """Allow pools of up to `threads` threads; works only before this process starts its first pool.
 
-    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good.
+    TVM would otherwise take half of the CPUs and bind the calling thread to the first one, for good. Its threads ask
+    for work again and again, for as long as it takes from one step to the next, and then sleep.
     """
     os.environ["TVM_BIND_THREADS"] = "0"
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPINS)
     os.environ["TVM_NUM_THREADS"] = str(max(threads, default_threads(), _most_threads()))
 
 

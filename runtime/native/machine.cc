@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <sched.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -50,12 +51,35 @@ std::string cpu_arch() {
   return lower(machine) == "arm64" ? "aarch64" : machine;
 }
 
+#if defined(__aarch64__)
+
+// From the auxiliary vector: /proc/cpuinfo has one core's, and under an emulator the host's.
+// Bits: Linux, arch/arm64/include/uapi/asm/hwcap.h.
+std::set<std::string> cpu_flags() {
+  struct Flag {
+    const char* name;
+    unsigned long word;
+    int bit;
+  };
+  static const Flag kFlags[] = {
+      {"fp", AT_HWCAP, 0},       {"asimd", AT_HWCAP, 1}, {"fphp", AT_HWCAP, 9},  {"asimdhp", AT_HWCAP, 10},
+      {"asimddp", AT_HWCAP, 20}, {"sve", AT_HWCAP, 22},  {"sve2", AT_HWCAP2, 1}, {"svei8mm", AT_HWCAP2, 9},
+      {"i8mm", AT_HWCAP2, 13},   {"bf16", AT_HWCAP2, 14}};
+  std::set<std::string> flags;
+  for (const Flag& flag : kFlags) {
+    if (getauxval(flag.word) >> flag.bit & 1) flags.insert(flag.name);
+  }
+  return flags;
+}
+
+#else
+
 std::set<std::string> cpu_flags() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     size_t colon = line.find(':');
     std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
-    if (colon == std::string::npos || (key != "flags" && key != "Features")) continue;
+    if (colon == std::string::npos || (key != "flags")) continue;
     std::istringstream words(lower(line.substr(colon + 1)));
     std::set<std::string> flags;
     for (std::string word; words >> word;) flags.insert(word);
@@ -63,6 +87,8 @@ std::set<std::string> cpu_flags() {
   }
   return {};
 }
+
+#endif
 
 std::vector<std::string> missing_flags(const std::string& arch, const std::vector<std::string>& requires_flags) {
   if (arch != cpu_arch()) return {"arch " + arch};

@@ -11,7 +11,7 @@ namespace llmc {
 // The architecture as the kernel names it, such as x86_64.
 std::string cpu_arch();
 
-// CPU flags in lower case, from /proc/cpuinfo; empty where there is none.
+// CPU flags in lower case, as /proc/cpuinfo spells them; empty where there are none.
 std::set<std::string> cpu_flags();
 
 // What of `arch` and `requires_flags` this machine lacks; empty when it has all.

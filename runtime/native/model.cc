@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 
 #include "errors.h"
@@ -14,17 +15,27 @@ namespace {
 constexpr size_t kPrefillChunk = 512;  // rows of one step at most, which bounds its working memory
 constexpr size_t kMostTokenizerBytes = 256 << 20;
 
-// The first variant that this CPU can run.
+// The first variant that this CPU can run, or the one that LLMC_VARIANT names.
 const Variant& choose_variant(const Manifest& manifest, const std::string& folder) {
-  std::string lacking;
+  const char* set = std::getenv("LLMC_VARIANT");
+  std::string forced = set ? set : "", lacking, names;
   for (const Variant& variant : manifest.variants) {
+    names += (names.empty() ? "" : ", ") + shown(variant.name);
+    if (!forced.empty() && variant.name != forced) continue;
     std::vector<std::string> missing = missing_flags(variant.arch, variant.required);
     if (missing.empty()) return variant;
     lacking += (lacking.empty() ? "" : "; ") + shown(variant.name) + " needs";
     for (const std::string& flag : missing) lacking += " " + shown(flag);
   }
-  throw ArtifactError(shown(folder) + ": this CPU (" + cpu_arch() + ") lacks what the artifact was compiled for: " +
-                      lacking + "; compile it with --target cpu:portable or on this machine");
+  std::string where = shown(folder) + ": ";
+  if (!forced.empty() && lacking.empty()) {
+    throw ArtifactError(where + "LLMC_VARIANT=" + shown(forced) + ": no such variant; it has " + names);
+  }
+  if (!forced.empty()) {
+    throw ArtifactError(where + "LLMC_VARIANT: this CPU (" + cpu_arch() + ") cannot run it: " + lacking);
+  }
+  throw ArtifactError(where + "this CPU (" + cpu_arch() + ") lacks what the artifact was compiled for: " + lacking +
+                      "; compile it with --target cpu:portable or on this machine");
 }
 
 [[noreturn]] void damaged(const std::string& path, const std::string& where = "") {

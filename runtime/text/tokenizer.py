@@ -32,8 +32,8 @@ class Tokenizer:
             self._backend = Backend.from_buffer(tokenizer_json)
             self._backend.no_truncation()
             self._backend.no_padding()
-            table = json.loads(tokenizer_json)
-            self._unknown = _unknown_rule(table["model"], self._backend)
+            self._unknown = _unknown_rule(tokenizer_json, self._backend)
+            decoder = _decoder(self._backend)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # tokenizers raises plain Exception, and panics are not even that
@@ -43,7 +43,7 @@ class Tokenizer:
         self._control = ControlTokens(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
-        self._to_bytes, self._drops_space = _bytes_rule(table.get("decoder"))
+        self._to_bytes, self._drops_space = _bytes_rule(decoder)
         self._cache: dict[int, bytes] = {}
         self._longest: int | None = None  # characters of the longest token
 
@@ -216,11 +216,14 @@ class _WindowStream(TextStream):
         return text
 
 
-def _unknown_rule(model: Any, backend: Backend) -> tuple[int, int] | None:
+def _unknown_rule(tokenizer_json: bytes, backend: Backend) -> tuple[int, int] | None:
     """(first id that is unknown to the model, the unknown token's), or None: what the compiler adds to tokenizer.json.
 
     Such ids are pieces that texts are cut into, and that the model was trained without.
     """
+    if b'"unknown_from"' not in tokenizer_json:  # the library has read it all once; reading it again takes half as long
+        return None
+    model = json.loads(tokenizer_json)["model"]
     first = model.get("unknown_from")
     if first is None:
         return None
@@ -228,6 +231,11 @@ def _unknown_rule(model: Any, backend: Backend) -> tuple[int, int] | None:
     if unknown is None:
         unknown = backend.token_to_id(model["unk_token"])
     return int(first), int(unknown)
+
+
+def _decoder(backend: Backend) -> Any:
+    """The decoder as it stands in tokenizer.json."""
+    return None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
 
 
 def _bytes_rule(decoder: Any) -> tuple[Callable[[str], bytes] | None, bool]:

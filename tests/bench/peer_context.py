@@ -20,14 +20,17 @@ def _silent(level: int, text: bytes, data: object) -> None:
     """llama.cpp logs nothing; what goes wrong is returned."""
 
 
-llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
-llama_cpp.llama_backend_init()
+def silence() -> None:
+    """Ask for it, and make llama.cpp ready."""
+    llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
 
 
 class Context:
     """One model file, loaded, with room for one sequence of `size` tokens read in pieces of at most `piece`."""
 
     def __init__(self, path: str, size: int, piece: int, threads: int, callback: EvalCallback | None = None) -> None:
+        silence()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"{path}: llama.cpp cannot load it")

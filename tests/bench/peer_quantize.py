@@ -89,10 +89,11 @@ def importance(source: str, windows: list[list[int]], threads: int) -> dict[str,
 
 
 def quantize(source: str, output: str, kind: str, imatrix: str | None) -> None:
-    """Write `source` (float32) as llama.cpp's file type `kind`, such as Q4_K_M, to `output`."""
+    """Write `source` (float32, where quality counts) as llama.cpp's file type `kind`, such as Q4_K_M."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.nthread = 2
+    params.allow_requantize = True  # the random model of models.py is Q8_0 at the most
     if imatrix is not None:
         held = dict(np.load(imatrix))
         entries = (llama_cpp.llama_model_imatrix_data * (len(held) + 1))()  # a nameless entry ends the list

@@ -104,7 +104,7 @@ def compile_rows(source: Path, folder: Path, asked: argparse.Namespace) -> list[
         for number, row in enumerate(rows(model, asked)):
             path = folder / f"{number}.llmc"
             request = Request(source, path, kv=row.kv)
-            manifest, _ = write_artifact(request, target, model, row.plan, lambda stage, done, total: None)
+            manifest, _ = write_artifact(request, (target,), model, row.plan, lambda stage, done, total: None)
             about = manifest["quantization"]
             made.append(
                 {

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import llmc.runtime
-from llmc.cli import command, explain, one_line
+from llmc.cli import COMMANDS, command, explain, one_line
 from llmc.runtime.errors import LlmcError as RuntimeRefusal
 
 
@@ -255,14 +255,14 @@ def test_without_the_compiler_one_line_says_what_to_install(monkeypatch: pytest.
 # --- the rest ---
 
 
-@pytest.mark.parametrize("name", [None, *sorted(command.commands)])
+@pytest.mark.parametrize("name", [None, *sorted(COMMANDS)])
 def test_help_has_examples(name: str | None) -> None:
     result = llmc_run(*([name] if name else []), "--help")
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
 
 
-@pytest.mark.parametrize("name", sorted(command.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_speaks_json(name: str) -> None:
     assert "--json" in llmc_run(name, "--help").stdout
 

@@ -36,7 +36,7 @@ def call(*arguments: str | Path, stdin: str = "") -> Any:
 def artifact(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "tiny.llmc"
     result = call("compile", folder, "-o", path, "--quant", "q8")
-    assert list(result) == ["path", "seconds", "bytes", "bits_per_weight", "format", "loss"]
+    assert list(result) == ["path", "seconds", "bytes", "bits_per_weight", "format", "loss", "tuned"]
     assert 0 < result["loss"]["kl"] < 0.05
     assert result["bytes"] == sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     assert result["format"] == "q8"

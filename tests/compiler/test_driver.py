@@ -92,7 +92,7 @@ def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
     def fail(*args: object) -> None:
         raise LlmcError("no room")
 
-    monkeypatch.setattr(compile, "write_library", fail)
+    monkeypatch.setattr(compile, "write_libraries", fail)
     with pytest.raises(LlmcError, match="no room"):
         compile_model(tiny_llama(), path, quant="f32")
     assert (path / "manifest.json").read_bytes() == before

@@ -123,7 +123,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(smollm2: Model) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "ffn"), ODD)
-@pytest.mark.parametrize("target", ["cpu", "cpu:portable"])
+@pytest.mark.parametrize("target", ["cpu", "cpu:baseline"])
 def test_odd_sizes_through_a_safetensors_folder(
     heads: int, kv_heads: int, head_dim: int, ffn: int, target: str, tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -79,20 +79,23 @@ def test_every_stage_computes_the_same(format: str) -> None:
     module, weights = build(SPEC), _weights()
     plain = [tvm.runtime.tensor(w) for w in weights.values()]
     expected, _ = _by_meaning(module, plain)
+    before = expected
     for stage in stages(_choose(format)):
         module = stage.apply(module)
         if stage.name != "lift_weights":
             logits, _ = _by_meaning(module, plain)
             tolerance = FORMAT_ERROR[format] if stage.name == "pack_weights" else 1e-6
-            np.testing.assert_allclose(logits, expected, atol=tolerance, err_msg=stage.name)
+            np.testing.assert_allclose(logits, before, atol=tolerance, err_msg=stage.name)
+            before = logits
     stored = [w.compute(_Sources(weights)) for w in stored_weights(module[TRANSFORM], list(weights))]
     bundle = [[tvm.runtime.tensor(w) for w in stored]]
     step = bundle_weights(module)
     packed, best = _by_meaning(step, bundle)
     np.testing.assert_allclose(packed, expected, atol=FORMAT_ERROR[format])
-    for target in (targets.native(), targets.portable(targets.native().arch)):
+    for target in (targets.native(), targets.baseline(targets.native().arch)):
         logits, got = _run(compile_module(lower(step, target), target), bundle)
-        np.testing.assert_allclose(logits, packed, atol=1e-6, err_msg=target.name)
+        # Sums in another order: an activation that lies between two int8 codes may take the other one.
+        np.testing.assert_allclose(logits, packed, atol=1e-5, err_msg=target.name)
         np.testing.assert_array_equal(got, best)
 
 

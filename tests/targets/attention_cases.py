@@ -69,9 +69,12 @@ def _sizes(rng: Rng) -> dict[str, Any]:
 SIZES = (10, 16, 20, 64, 80)
 
 
-def attention(rng: Rng, kind: str = "", op: str = "attention", **attrs: Any) -> Case:
+def attention(
+    rng: Rng, kind: str = "", op: str = "attention", lengths: list[tuple[int, int]] | None = None, **attrs: Any
+) -> Case:
     """Several sequences: each with some tokens already in its pages and some rows of this step."""
-    lengths = [(int(rng.integers(0, 40)), int(rng.integers(1, 25))) for _ in range(int(rng.integers(1, 4)))]
+    if lengths is None:
+        lengths = [(int(rng.integers(0, 40)), int(rng.integers(1, 25))) for _ in range(int(rng.integers(1, 4)))]
     kind = kind or str(rng.choice(list(KINDS)))
     attrs = {
         **_sizes(rng),

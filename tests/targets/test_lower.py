@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,28 +46,59 @@ def test_an_unpacked_module_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
-def test_portable_code_has_no_intrinsics_and_compiles_for_arm(format: str, tmp_path: Path) -> None:
-    x86 = targets.get("cpu:x86_64")
-    code = _object(compile_module(lower(_step(format), x86), x86), tmp_path / "x86.o")
-    assert "llvm.x86" not in code.inspect_source("ll")
-    arm = targets.get("cpu:aarch64")
-    _object(compile_module(lower(_step(format), arm), arm), tmp_path / "arm.o")
+def test_baselines_ask_for_nothing_newer_and_compile_for_arm(format: str, tmp_path: Path) -> None:
+    x86 = targets.baseline("x86_64")
+    code = _object(compile_module(lower(_step(format), x86), x86), tmp_path / "x86.o").inspect_source("ll")
+    assert set(re.findall(r"llvm\.x86\.[a-z0-9]+", code)) <= {"llvm.x86.sse2"}
+    assert "llvm.fma." not in code  # without the instruction it is a call for each lane
+    arm = targets.baseline("aarch64")
+    code = _object(compile_module(lower(_step(format), arm), arm), tmp_path / "arm.o").inspect_source("ll")
+    assert not re.search("neon.(sdot|udot|usdot|ummla)", code)
     machine = (tmp_path / "arm.o").read_bytes()[18:20]
     assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
 
 
 def test_target_facts_come_from_flags_alone() -> None:
-    base = {"ssse3", "sse4_1", "avx", "avx2", "fma", "f16c"}
+    base = {"ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c"}
     avx512 = base | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-    assert targets.native(frozenset(avx512 | {"avx512_vnni"}), "x86_64").name == "cpu-avx512_vnni"
-    assert targets.native(frozenset(avx512), "x86_64").name == "cpu-avx512f"
-    assert targets.native(frozenset(base), "x86_64").name == "cpu-avx2"
+
+    def name(*flags: str, arch: str = "x86_64") -> str:
+        return targets.native(frozenset(flags), arch).name
+
+    assert name(*avx512, "avx512_vnni", "avx512vbmi") == "cpu-avx512_vbmi"
+    assert name(*avx512, "avx512_vnni") == "cpu-avx512_vnni"
+    assert name(*avx512) == "cpu-avx512f"
+    assert name(*base, "avx_vnni") == "cpu-avx_vnni"
+    assert name(*base) == "cpu-avx2"
+    assert name("asimd", "asimddp", "i8mm", arch="aarch64") == "cpu-i8mm"
+    assert name("asimd", "asimddp", arch="aarch64") == "cpu-asimddp"
+    assert name("asimd", arch="aarch64") == "cpu-aarch64"
     partial = targets.native(frozenset(base | {"avx512f", "avx512_vnni"}), "x86_64")
     assert partial.name == "cpu-avx2"
     assert not any(flag.startswith("avx512") for flag in partial.requires)
     assert targets.native(frozenset({"sse4_1"}), "x86_64").requires == ()
 
 
+@pytest.mark.parametrize("arch", targets.ARCHITECTURES)
+def test_variants_are_ordered_and_the_last_runs_everywhere(arch: str) -> None:
+    found = targets.variants(arch)
+    assert set(found[-1].requires) <= {"asimd"}  # which every 64-bit Arm that Linux runs on has
+    for index, variant in enumerate(found):
+        assert not any(set(better.requires) <= set(variant.requires) for better in found[:index]), variant
+        assert targets.get(variant.name.replace("-", ":", 1))[0] == variant or variant is found[-1]
+    assert targets.get(f"cpu:{arch}") == found
+    assert targets.get("cpu:native") == targets.get("cpu") == (targets.native(),)
+
+
+def test_only_code_that_nothing_newer_changes_serves_another_variant() -> None:
+    x86 = {target.name: target for target in targets.variants("x86_64")}
+    assert x86["cpu-avx512f"].serves(x86["cpu-avx512_vbmi"])
+    assert x86["cpu-avx2"].serves(x86["cpu-avx_vnni"])
+    assert not x86["cpu-avx2"].serves(x86["cpu-avx512f"])
+    assert not x86["cpu-avx512_vnni"].serves(x86["cpu-avx512f"])
+    assert not targets.baseline("aarch64").serves(x86["cpu-x86_64"])
+
+
 def test_an_unknown_target_lists_the_known_ones() -> None:
-    with pytest.raises(LlmcError, match=r"unknown target 'gpu'; llmc knows: cpu, cpu:portable"):
+    with pytest.raises(LlmcError, match=r"unknown target 'gpu'; llmc knows: cpu, cpu:native, cpu:portable, .*cpu:avx2"):
         targets.get("gpu")

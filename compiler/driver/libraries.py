@@ -1,0 +1,139 @@
+"""Writes the libraries of an artifact: machine code of one module for each variant, and TVM's runtime beside them.
+
+One variant is compiled here; several are, each in a process of its own, as many at a time as there are CPUs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llmc.compiler.driver.tvm_runtime import copy_runtime, find_runtime
+from llmc.compiler.errors import LlmcError
+
+if TYPE_CHECKING:
+    from llmc.targets.target import Target
+
+Progress = Callable[[str, int, int], None]
+Lower = Callable[["Target"], Any]  # the module of kernels for a target
+LIBRARY = "library"  # the stage that progress names; of several variants it is followed by the variant's name
+
+
+def write_libraries(
+    folder: Path, lower: Lower, targets: Sequence[Target], tvm_runtime: Path | None, report: Progress
+) -> list[dict[str, Any]]:
+    """Machine code of what `lower` gives for each target, in lib/; the manifest's entries of the variants, in order.
+
+    `tvm_runtime` is where TVM's runtime for their architecture is; None for this machine's own.
+    """
+    made = targets
+    if len(targets) == 1:
+        _write_here(folder, lower, targets[0], report)
+    else:
+        made = _write_apart(folder, lower, targets, report)
+    copy_runtime(find_runtime(targets[0].arch, tvm_runtime), folder / "lib")
+    return [{"file": _file(t), "name": t.name, "arch": t.arch, "requires": list(t.requires)} for t in made]
+
+
+def _file(target: Target) -> str:
+    return f"lib/{target.name}.so"
+
+
+def _write_here(folder: Path, lower: Lower, target: Target, report: Progress) -> None:
+    report(LIBRARY, 0, 2)
+    lowered = lower(target)
+    report(LIBRARY, 1, 2)
+    write_library(lowered, target, folder / _file(target))
+    report(LIBRARY, 2, 2)
+
+
+def write_library(lowered: Any, target: Target, path: Path) -> None:
+    """Machine code of a module of kernels."""
+    from llmc.targets.build import compile_module
+
+    compile_module(lowered, target).export_library(str(path), cc=target.linker)
+
+
+def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: Progress) -> list[Target]:
+    """The same for each target; kernels are made here, while processes compile those of the targets before.
+
+    The targets that got a library: see `_distinct`.
+    """
+    made: list[Target] = []
+    running: dict[int, _Child] = {}
+    try:
+        for target, lowered in _distinct(lower, targets):
+            report(f"{LIBRARY} {target.name}", 0, 1)
+            while len(running) >= _processes():
+                _finish_one(running, report)
+            child = _Child(lowered, target, folder / _file(target))
+            running[child.process.sentinel] = child
+            made.append(target)
+        while running:
+            _finish_one(running, report)
+    finally:
+        for child in running.values():
+            child.process.kill()
+            child.process.join()
+    return made
+
+
+def _distinct(lower: Lower, targets: Sequence[Target]) -> Iterator[tuple[Target, Any]]:
+    """Targets and their modules, less those that the next target's code serves as well."""
+    from tvm_ffi import structural_equal
+
+    ahead = lower(targets[0])
+    for target, following in zip(targets, targets[1:], strict=False):
+        lowered, ahead = ahead, lower(following)
+        if not (following.serves(target) and structural_equal(lowered, ahead)):
+            yield target, lowered
+    yield targets[-1], ahead
+
+
+def _processes() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Child:
+    """A copy of this process that writes one library."""
+
+    def __init__(self, lowered: Any, target: Target, path: Path) -> None:
+        # A fork: a module cannot be handed to a new process (this TVM's save_json crashes). Nothing that another
+        # thread may hold is used in it: it compiles, links, and ends.
+        context = multiprocessing.get_context("fork")
+        self.target = target
+        self.said, said = context.Pipe(duplex=False)
+        self.process = context.Process(target=_in_child, args=(lowered, target, path, said), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            self.process.start()
+        said.close()
+
+
+def _in_child(lowered: Any, target: Target, path: Path, said: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    try:
+        write_library(lowered, target, path)
+    except Exception as error:
+        said.send((str(error).strip().splitlines() or [type(error).__name__])[-1][:500])
+        sys.exit(1)
+
+
+def _finish_one(running: dict[int, _Child], report: Progress) -> None:
+    """Wait for a process to end. Raises LlmcError when it failed."""
+    child = running.pop(cast("int", wait(list(running))[0]))
+    child.process.join()
+    if child.process.exitcode:
+        try:
+            reason = child.said.recv()
+        except EOFError:
+            reason = f"its process ended with {child.process.exitcode}"
+        raise LlmcError(f"{child.target.name}: its code could not be made: {reason}")
+    report(f"{LIBRARY} {child.target.name}", 1, 1)

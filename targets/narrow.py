@@ -1,0 +1,196 @@
+"""Byte dot products and byte look-ups for machines without AVX-512 VNNI and VBMI, in registers of their own width.
+
+vector.py asks for these; every form gives the same result, exact in int32. Sixteen int32 lanes are 64 bytes: one
+register of AVX-512, two of AVX2, four of SSE2 and NEON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.target import Target
+
+LANES = 16
+Dot = Callable[[Any, Any], Any]  # accumulator int32xN, weight bytes as int32xN -> the new accumulator
+
+
+def _all(value: int, lanes: int, dtype: str = "int32") -> Any:
+    return T.broadcast(tirx.const(value, dtype), lanes)
+
+
+def _call(name: str, dtype: str, *operands: Any) -> Any:
+    return T.call_llvm_pure_intrin(name, *operands, dtype=dtype)
+
+
+def _as(x: Any, dtype: str) -> Any:
+    return T.reinterpret(x, dtype=dtype)
+
+
+def split(x: Any, count: int) -> list[Any]:
+    """An int32x16 as `count` (1, 2 or 4) registers of int32x(16 / count)."""
+    out = [x]
+    while len(out) < count:
+        dtype = f"int32x{LANES // (2 * len(out))}"
+        out = [half for part in out for half in (T.vectorlow(dtype, part), T.vectorhigh(dtype, part))]
+    return out
+
+
+def joined(parts: list[Any]) -> Any:
+    """Registers of any type as one int32x16."""
+    words = [_as(part, f"int32x{LANES // len(parts)}") for part in parts]
+    return words[0] if len(words) == 1 else tirx.Shuffle(words, [tirx.const(i, "int32") for i in range(LANES)])
+
+
+def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
+    """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
+
+    `wide`: weights may be above 127.
+    """
+    count, make = _form(target, wide)
+    dot = make(T.broadcast(activations, LANES // count), LANES // count)
+    return joined([dot(a, w) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
+
+
+def _form(target: Target, wide: bool) -> tuple[int, Callable[[Any, int], Dot]]:
+    """The number of registers, and what makes the dot with a splat word of activations."""
+    if target.has("avx_vnni"):
+        return 2, _vnni
+    if target.has("avx2"):
+        return 1 if target.has("avx512bw") else 2, _pairs_of_words if wide else _pairs_of_bytes
+    if target.arch == "x86_64":
+        return 4, _pairs_of_words
+    if target.has("i8mm"):
+        return 4, _usdot
+    return 4, _shifted(_sdot if target.has("asimddp") else _smull, wide)
+
+
+def _vnni(activations: Any, lanes: int) -> Dot:
+    """One instruction, of AVX-VNNI."""
+    x = _as(activations, "int8x32")
+    return lambda acc, w: _call("llvm.x86.avx512.vpdpbusd.256", "int32x8", acc, _as(w, "int8x32"), x)
+
+
+_PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
+_PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _pmaddwd(a: Any, b: Any, lanes: int) -> Any:
+    """Products of int16, summed in pairs."""
+    halves = [_as(x, f"int16x{2 * lanes}") for x in (a, b)]
+    return _call(_PMADDWD[lanes], f"int32x{lanes}", *halves)
+
+
+def _pairs_of_bytes(activations: Any, lanes: int) -> Dot:
+    """`vpmaddubsw` sums two products into 16 bits and saturates: 2 * 127 * 127 fits, so not for wide weights."""
+    x = _as(activations, f"int8x{4 * lanes}")
+
+    def dot(acc: Any, w: Any) -> Any:
+        pairs = _call(_PMADDUBSW[lanes], f"int16x{2 * lanes}", _as(w, f"int8x{4 * lanes}"), x)
+        return acc + _pmaddwd(pairs, _all(1, 2 * lanes, "int16"), lanes)
+
+    return dot
+
+
+def _pairs_of_words(activations: Any, lanes: int) -> Dot:
+    """Even and odd bytes as int16, two by two: exact for all bytes, and in every x86-64."""
+    words = _as(activations, f"int16x{2 * lanes}")
+    eight = _all(8, 2 * lanes, "int16")
+    odd = T.shift_right(words, eight)
+    even = T.shift_right(T.shift_left(words, eight), eight)
+
+    def dot(acc: Any, w: Any) -> Any:
+        low = T.bitwise_and(w, _all(0x00FF00FF, lanes))
+        high = T.shift_right(_as(w, f"uint16x{2 * lanes}"), _all(8, 2 * lanes, "uint16"))
+        return acc + _pmaddwd(low, even, lanes) + _pmaddwd(high, odd, lanes)
+
+    return dot
+
+
+def _usdot(activations: Any, lanes: int) -> Dot:
+    """Unsigned by signed bytes, of I8MM."""
+    x = _as(activations, "int8x16")
+    return lambda acc, w: _call("llvm.aarch64.neon.usdot.v4i32.v16i8", "int32x4", acc, _as(w, "int8x16"), x)
+
+
+def _sdot(acc: Any, w: Any, x: Any) -> Any:
+    return _call("llvm.aarch64.neon.sdot.v4i32.v16i8", "int32x4", acc, w, x)
+
+
+def _smull(acc: Any, w: Any, x: Any) -> Any:
+    """Products as int16, -128 * -128 at most, summed in pairs to int32, and those in pairs."""
+    sums = []
+    for half in (T.vectorlow, T.vectorhigh):
+        products = _call("llvm.aarch64.neon.smull.v8i16", "int16x8", half("int8x8", w), half("int8x8", x))
+        sums.append(_call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products))
+    return acc + _call("llvm.aarch64.neon.addp.v4i32", "int32x4", *sums)
+
+
+def _shifted(signed: Callable[[Any, Any, Any], Any], wide: bool) -> Callable[[Any, int], Dot]:
+    """The dot by one that takes signed bytes only: weights less 128, and 128 times the activations on top."""
+
+    def make(activations: Any, lanes: int) -> Dot:
+        x = _as(activations, "int8x16")
+        if not wide:
+            return lambda acc, w: signed(acc, _as(w, "int8x16"), x)
+        lacking = signed(_all(0, lanes), _all(-128, 4 * lanes, "int8"), x)
+
+        def dot(acc: Any, w: Any) -> Any:
+            less = T.bitwise_xor(w, _all(-0x7F7F7F80, lanes))  # the top bit of every byte
+            return signed(acc, _as(less, "int8x16"), x) - lacking
+
+        return dot
+
+    return make
+
+
+def byte_lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
+    """Each byte of codes (int32x16 words) replaced by table[byte]; 16, 32, 64 or 128 entries.
+
+    For AVX2 and for 64-bit Arm.
+    """
+    if target.has("asimd"):
+        return joined([_by_tables(table, part) for part in split(codes, 4)])
+    return joined([_by_shuffles(table, part) for part in split(codes, 2)])
+
+
+def constant(table: NDArray[np.uint8], dtype: str) -> Any:
+    """A vector of constant bytes."""
+    words = [tirx.const(int(word), "int32") for word in np.ascontiguousarray(table).view(np.int32)]
+    return _as(tirx.Shuffle(words, [tirx.const(i, "int32") for i in range(len(words))]), dtype)
+
+
+def _by_tables(table: NDArray[np.uint8], words: Any) -> Any:
+    """`tbl` looks up in four registers at most, and `tbx` keeps what lies outside of them."""
+    index = _as(words, "int8x16")
+    rows = [constant(table[start : start + LANES], "int8x16") for start in range(0, len(table), LANES)]
+    found = _call(f"llvm.aarch64.neon.tbl{min(len(rows), 4)}.v16i8", "int8x16", *rows[:4], index)
+    if len(rows) > 4:
+        beyond = index - _all(64, LANES, "int8")
+        found = _call("llvm.aarch64.neon.tbx4.v16i8", "int8x16", found, *rows[4:], beyond)
+    return found
+
+
+def _by_shuffles(table: NDArray[np.uint8], words: Any) -> Any:
+    """`vpshufb` finds the low four bits' entry in each sixteen; the upper bits choose among the sixteens."""
+    index = _as(words, "int8x32")
+
+    def shuffle(part: int) -> Any:
+        sixteen = np.tile(table[16 * part : 16 * part + 16], 2)
+        # A set top bit would give 0, and codes stop at 127: only the low four bits count.
+        return _call("llvm.x86.avx2.pshuf.b", "int8x32", constant(sixteen, "int8x32"), index)
+
+    def choose(first: int, count: int, bit: int) -> Any:
+        if count == 1:
+            return shuffle(first)
+        mask = _as(T.shift_left(words, _all(7 - bit, LANES // 2)), "int8x32")
+        low, high = choose(first, count // 2, bit - 1), choose(first + count // 2, count // 2, bit - 1)
+        return _call("llvm.x86.avx2.pblendvb", "int8x32", low, high, mask)
+
+    parts = len(table) // 16
+    return choose(0, parts, 3 + (parts.bit_length() - 1))

@@ -1,0 +1,91 @@
+"""Knobs by kernel: what `llmc tune` has found, looked up while a module is lowered.
+
+A kernel is an op, its weight format and its other attributes, and its shapes; a machine is an architecture and the CPU
+flags that its code uses. Both are spelled as text, which is what a database has as keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llmc.targets.knobs import Knobs
+from llmc.targets.target import Target
+
+Found = Mapping[str, int]  # knob -> value, of those that are not the target's own
+
+_SHIPPED = Path(__file__).with_name("tuned_defaults.json")
+
+
+def target_key(target: Target) -> str:
+    """The architecture and the flags of a target's code.
+
+    >>> target_key(Target("cpu-fma", "x86_64", ("fma", "avx")))
+    'x86_64 avx fma'
+    """
+    return " ".join([target.arch, *sorted(target.requires)])
+
+
+def kernel_key(name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> str:
+    """Op, attributes and shapes of operands and outputs; a size that only the step knows is a letter.
+
+    >>> kernel_key("i8_linear", [[96, 1368]], {"width": 1536, "format": "q4"})
+    'i8_linear format=q4 width=1536: 96,1368'
+    """
+    from tvm import tirx  # late: a refusal of `llmc compile` needs no compiler
+
+    letters: dict[str, str] = {}
+
+    def size(value: Any) -> str:
+        if isinstance(value, (int, tirx.IntImm)):
+            return str(int(value))
+        return letters.setdefault(str(value), f"m{len(letters) or ''}")
+
+    said = [name, *(f"{key}={value}" for key, value in sorted(attrs.items()))]
+    return f"{' '.join(said)}: {' '.join(','.join(map(size, shape)) for shape in shapes)}"
+
+
+def family_key(name: str, attrs: Mapping[str, Any]) -> str:
+    """Op and format of a kernel, whatever its shapes: what the shipped defaults go by.
+
+    >>> family_key("i8_linear", {"width": 1536, "format": "q4"})
+    'i8_linear q4'
+    """
+    return f"{name} {attrs['format']}" if "format" in attrs else name
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is known of one target's kernels: `exact` by kernel, and `families` for all others."""
+
+    exact: Mapping[str, Found] = field(default_factory=dict)
+    families: Mapping[str, Found] = field(default_factory=dict)
+
+    def knobs(self, default: Knobs, name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> Knobs:
+        """The kernel's own knobs, or those of its family, over the target's."""
+        found = self.exact.get(kernel_key(name, shapes, attrs))
+        if found is None:
+            found = self.families.get(family_key(name, attrs), {})
+        return replace(default, **found)
+
+
+def shipped(target: Target) -> Tuned:
+    """What this package knows of the CPUs that are most like the target: of those that lack nothing it has, the best.
+
+    A machine with every flag of an entry runs the same kernels, perhaps others besides, so the entry with the most
+    flags counts. A target without flags has none.
+    """
+    flags = set(target.requires)
+    fitting = [entry for entry in _entries() if entry["arch"] == target.arch and flags >= set(entry["requires"])]
+    best = max(fitting, key=lambda entry: len(entry["requires"]), default=None)
+    return Tuned() if best is None else Tuned(families=best["families"])
+
+
+@cache
+def _entries() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(_SHIPPED.read_text(encoding="utf-8"))
+    return entries

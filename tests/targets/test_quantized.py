@@ -1,0 +1,75 @@
+"""Kernels that give int8 at once: the bits of the two kernels that they stand for, and near what they mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.compiler import meaning
+from llmc.compiler.formats import BLOCK
+from llmc.compiler.ops import OPS
+from llmc.compiler.ops.quantized import ENDING, QUANTIZED
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kernel_cases import ROWS, Case, floats, result
+from test_kernels import VARIANTS, WIDTHS
+
+Arrays = list[np.ndarray]
+
+
+def _case(rng: np.random.Generator, op: str) -> Case:
+    """A case of the op that is not fused, of a width that needs no padding; some blocks are zeros."""
+    rows, width = ROWS[-1], 64 * int(rng.integers(1, 6))
+    inputs = {"add_": 2}.get(op[:4], 1)
+    x = [floats(rng, rows, width * (2 if "gated" in op else 1)) + np.float32(0.25) for _ in range(inputs)]
+    for each in x:
+        each[::5, :32] = 0
+    attrs: dict[str, Any]
+    if "norm" in op:
+        attrs = {"eps": 1e-5}
+        x += [floats(rng, width) for _ in range(2 if "layer" in op else 1)]
+    else:
+        attrs = {"activation": str(rng.choice(["silu", "gelu_tanh", "relu_squared"]))}
+        attrs |= {"limit": 0.5, "plus": 1.0} if op == "bounded_gated" else {}
+    return Case(op, x, attrs, tuple(range(inputs)))
+
+
+def _like(rows: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(array[:rows] for array in arrays)
+
+
+@pytest.mark.parametrize("variant", WIDTHS)
+@pytest.mark.parametrize("op", QUANTIZED)
+def test_a_fused_kernel_has_the_bits_of_the_two_it_stands_for(op: str, variant: str) -> None:
+    rng, target = np.random.default_rng([*map(ord, op + variant)]), VARIANTS[variant]
+    case = _case(rng, op)
+    expected = OPS[op + ENDING].meaning(*case.arrays, **case.attrs)
+    floats_ = OPS[op].meaning(*case.arrays, **case.attrs)
+    *others, plain = result(case, target, floats_ if isinstance(floats_, tuple) else (floats_,))
+    apart = [*others, *result(Case("quantize_rows", [plain], {}, (0,)), target, expected[len(others) :])]
+    for rows in (1, 3, ROWS[-1]):
+        inputs = [a[:rows].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)]
+        fused = Case(op + ENDING, inputs, case.attrs, case.symbolic)
+        found = result(fused, target, _like(rows, *expected))
+        for got, wanted in zip(found, apart, strict=True):
+            np.testing.assert_array_equal(got, wanted[:rows])
+    _near(found[len(others) :], np.asarray(floats_[-1] if isinstance(floats_, tuple) else floats_), expected)
+
+
+def _near(found: Arrays, plain: np.ndarray, expected: tuple[np.ndarray, ...]) -> None:
+    """Codes times scales are the numbers within half a step, and a little, for they were computed in another order."""
+    codes, scales, sums = found
+    signed = np.ascontiguousarray(codes).view(np.int8).reshape(len(codes), -1, BLOCK)
+    steps = np.repeat(scales, BLOCK, axis=1)
+    error = np.abs(signed * scales[..., None] - plain.reshape(signed.shape)).reshape(plain.shape)
+    assert np.all(error <= 0.501 * steps + 1e-6)
+    np.testing.assert_allclose(scales, expected[-2], rtol=2e-5, atol=1e-9)
+    own = [signed.reshape(len(codes), -1, size).sum(-1) for size in (BLOCK, BLOCK // 2)]
+    np.testing.assert_allclose(
+        sums, np.concatenate([own[0] * scales, own[1] * np.repeat(scales, 2, axis=1)], axis=1), rtol=1e-6
+    )
+    assert meaning.quantize_rows(plain)[0].shape == codes.shape

@@ -1,0 +1,56 @@
+"""Kernels with tile registers give the bits of those without, on a machine that has tiles or by an emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.runtime.loading.cpu import missing_flags
+from llmc.runtime.loading.manifest import Variant
+from llmc.targets import target as targets
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kernel_cases import BLOCK_FORMATS, linear_case, run
+
+FLAGS = targets.cpu_flags()
+TILED = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))
+PLAIN = targets.native(frozenset(TILED.requires) - {"amx_tile", "amx_int8"}, "x86_64")
+
+pytestmark = pytest.mark.skipif(not FLAGS.issuperset(PLAIN.requires), reason="no AVX-512 with VNNI and VBMI")
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL | None]:
+    """The emulator at work, or None where the machine has tiles and lets us use them."""
+    if not missing_flags(Variant("", TILED.name, TILED.arch, TILED.requires), "x86_64", FLAGS):
+        yield None
+        return
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to build the emulator of tiles")
+    library = tmp_path_factory.mktemp("tiles") / "emulator.so"
+    source = Path(__file__).with_name("amx_emulator.c")
+    subprocess.run(["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    emulator = ctypes.CDLL(str(library))
+    emulator.instructions_executed.restype = ctypes.c_long
+    assert emulator.install() == 0
+    yield emulator
+    assert emulator.uninstall() == 0
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng([*map(ord, format)])
+    for rows in (16, 41):
+        case = linear_case(rng, "i8_linear", format, rows=rows)
+        before = counted.instructions_executed() if counted else 0
+        (got,) = run(case, TILED)
+        if counted:
+            assert counted.instructions_executed() > before, "no tile was used"
+        np.testing.assert_array_equal(got, run(case, PLAIN)[0])
