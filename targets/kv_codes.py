@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE, SMALLEST_SCALE, TABLE
 from llmc.targets.kv_pages import Pages
-from llmc.targets.vector import LANES, f32, i32, lanes, reduce_max, registers, round_bf16, splat, widen_bf16
+from llmc.targets.vector import LANES, f32, first_lane, greatest, i32, lanes, registers, round_bf16, splat, widen_bf16
 
 
 def within(x: Any, low: float, high: float) -> Any:
@@ -64,7 +64,7 @@ class CodePages(Pages):
         with T.serial(0, self.width // LANES) as step:
             value = x[lanes(step * LANES)]
             T.buffer_store(top, T.max(top[lanes(0)], T.max(value, splat(f32(0)) - value)), [lanes(0)])
-        return reduce_max(top[lanes(0)])
+        return first_lane(greatest(top[lanes(0)]))
 
     def scale(self, span: Any, factor: float) -> tuple[Any, Any]:
         """Registers with (span * factor as bfloat16 bits, the inverse of what they mean or 0)."""

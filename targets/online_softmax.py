@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.kv_pages import Pages
@@ -23,7 +22,7 @@ from llmc.targets.kv_q8 import Q8Pages
 from llmc.targets.scoring import Scoring
 from llmc.targets.sight import CHUNK, Sight
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, exp, f32, fma, held, i32, lanes, reduce_sum, registers, splat
+from llmc.targets.vector import LANES, exp, f32, fma, greatest, held, lanes, reduce_sum, registers, splat
 
 HIDDEN = -1e30  # the score of a token a row may not see
 
@@ -226,7 +225,7 @@ class Attending:
                 T.buffer_store(self.scores, score, [place])
                 to.put(T.max(to.get(vector, width + LANES), score), vector, width + LANES)
         with T.serial(0, block.room) as vector:
-            to.put(_greatest(to.get(vector, width + LANES)), vector, width + LANES)
+            to.put(greatest(to.get(vector, width + LANES)), vector, width + LANES)
         with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
             place = lanes(self._place(i, vector))
             score, zero = self.scores[place], splat(f32(0))
@@ -269,11 +268,3 @@ class Attending:
         for v, row in enumerate(places):
             for c, place in enumerate(row):
                 to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))
-
-
-def _greatest(x: Any) -> Any:
-    """The greatest of sixteen lanes in all of them, by halves: reduce_max minds NaN, lane by lane."""
-    for distance in (8, 4, 2, 1):
-        x = held(x)
-        x = T.max(x, tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)]))
-    return x

@@ -12,7 +12,19 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import BLOCK, GROUP, ceil_to
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, f32, held, i32, lanes, reduce_max, registers, round_bf16, round_int, splat
+from llmc.targets.vector import (
+    LANES,
+    f32,
+    first_lane,
+    greatest,
+    held,
+    i32,
+    lanes,
+    registers,
+    round_bf16,
+    round_int,
+    splat,
+)
 
 
 def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -53,15 +65,16 @@ def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized:
     blocks = ceil_to(width, GROUP) // BLOCK
     with T.serial(0, blocks) as block:
         halves = [held(sixteen(block * BLOCK + at)) for at in range(0, BLOCK, LANES)]
-        top, inverse = registers((1,), "float32"), registers((1,), "float32")
-        T.buffer_store(top, reduce_max(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves))), [0])
-        T.buffer_store(inverse, T.Select(top[0] > f32(0), f32(127) / top[0], f32(0)), [0])
-        T.buffer_store(scales, top[0] / f32(127), [row, block])
-        rounded = [held(round_int(v * splat(inverse[0])), "int32") for v in halves]
+        top = greatest(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves)))
+        inverse = held(T.Select(top > splat(f32(0)), splat(f32(127)) / top, splat(f32(0))))
+        scale = registers((1,), "float32")
+        T.buffer_store(scale, first_lane(top) / f32(127), [0])
+        T.buffer_store(scales, scale[0], [row, block])
+        rounded = [held(round_int(v * inverse), "int32") for v in halves]
         totals = [T.call_llvm_pure_intrin("llvm.vector.reduce.add", v, dtype="int32") for v in rounded]
         places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
         for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
-            T.buffer_store(sums, T.cast(total, "float32") * (top[0] / f32(127)), [row, place])
+            T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
         for number, words in enumerate(rounded):
             packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
             T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.meaning import TOP
 from llmc.targets.rows import columns, kernel
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, exp, f32, i32, lanes, reduce_max, reduce_sum, registers, splat
+from llmc.targets.vector import LANES, any_at_least, exp, f32, i32, lanes, reduce_max, reduce_sum, registers, splat
 
 _LOWEST = float("-inf")
 _BLOCK = 4 * LANES  # columns that one comparison may pass over
@@ -35,7 +35,7 @@ def top(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFu
             T.buffer_store(sums, sums[lanes(0)] + _exp(x[row, lanes(c)], most), [lanes(0)])
 
         def offer(c: Any) -> None:
-            with T.If(reduce_max(x[row, lanes(c)]) >= best.least()), T.Then(), T.serial(0, LANES) as lane:
+            with T.If(any_at_least(x[row, lanes(c)], best.least())), T.Then(), T.serial(0, LANES) as lane:
                 best.offer(x[row, c + lane], c + lane)
 
         def sixteen(c: Any) -> None:
@@ -56,7 +56,7 @@ def top(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFu
                 greatest = x[row, lanes(parts[0])]
                 for part in parts[1:]:
                     greatest = T.max(greatest, x[row, lanes(part)])
-                with T.If(reduce_max(greatest) >= best.least()), T.Then():
+                with T.If(any_at_least(greatest, best.least())), T.Then():
                     for part in parts:
                         offer(part)
         columns(width - whole, lambda c: sixteen(whole + c), lambda c: single(whole + c))

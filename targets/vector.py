@@ -70,8 +70,27 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def reduce_max(x: Any) -> Any:
-    """The greatest of sixteen float32 lanes."""
+    """The greatest of sixteen float32 lanes, NaN left out: lane by lane, so it is slow."""
     return T.call_llvm_pure_intrin("llvm.vector.reduce.fmax", x, dtype="float32")
+
+
+def greatest(x: Any) -> Any:
+    """The greatest of sixteen float32 lanes in all of them, by halves; of lanes with NaN, any."""
+    for distance in (8, 4, 2, 1):
+        x = held(x)
+        x = T.max(x, tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)]))
+    return held(x)
+
+
+def any_at_least(x: Any, bound: Any) -> Any:
+    """Whether one of sixteen float32 lanes is not below the scalar; NaN is no such lane."""
+    reached = T.Select(x >= splat(bound), splat(i32(1)), splat(i32(0)))
+    return T.call_llvm_pure_intrin("llvm.vector.reduce.or", reached, dtype="int32") != 0
+
+
+def first_lane(x: Any) -> Any:
+    """The first of sixteen lanes."""
+    return tirx.Shuffle([x], [i32(0)])
 
 
 def reduce_sum(x: Any) -> Any:
