@@ -67,12 +67,12 @@ CASES: dict[str, Callable[[cases.System, cases.Settings], cases.Samples]] = {
     "neighbour": cases.neighbour,
 }
 MAKING = ("compile", "loss")
-FORMATS = "q8,q5,q4,q3h"
+FORMATS = "q8,q5,q4,q3h,Q4_0"  # in capitals: what llama.cpp's file of that name holds, kept as it is
 # What --quick leaves: the quickest file of each peer, and by case fewer systems where more would tell nothing new.
 PEERS_QUICK = ["llamacpp Q4_0", "llamacpp Q8_0", "openvino int4", "onnxruntime int4", "ctranslate2 int8"]
 QUICK: dict[str, Any] = {"rounds": 1, "repeats": 1, "new_tokens": 32, "systems": ["llmc", *PEERS_QUICK]}
 QUICK_CASES = {
-    **dict.fromkeys(("batch 8", "batch 16"), ["llmc q8", "llmc q4", *PEERS_QUICK]),
+    **dict.fromkeys(("batch 8", "batch 16"), ["llmc q8", "llmc q4", "llmc Q4_0", *PEERS_QUICK]),
     **dict.fromkeys(("first", "neighbour"), ["llmc q4", "llamacpp Q4_0"]),
     "rows": ["llmc q4"],
 }
@@ -177,18 +177,28 @@ def _turns(
 
 
 def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) -> list[cases.System]:
-    """llmc with every format, compiled where it is not there yet or is asked for."""
+    """llmc with every format, compiled where it is not there yet or is asked for.
+
+    A format in capitals is that of a peer's GGUF file, whose weights llmc keeps: its loss is what the int8 activations
+    make of them.
+    """
     systems = []
     for format in options.formats:
         name, path = f"{OURS} {format}", WORK / f"compare-{model}-{format}.llmc"
         if not _wanted(name, options.systems):
             continue
+        read, quant = source, format
+        if format.isupper():
+            read, quant = Path(options.peers or "", "models", model, f"llamacpp-{format}.gguf"), "auto"
+            if not read.is_file():
+                bench.console.print(f"{name} is left out of {model}: no {read}")
+                continue
         try:
             if not options.keep or not path.exists():
-                found = cases.compile_case(source, path, format)
+                found = cases.compile_case(read, path, quant)
                 bench.add(model, 0, name, found if "compile" in options.cases else {})
             if "loss" in options.cases:
-                bench.add(model, 0, name, cases.loss_case(source, WORK, format))
+                bench.add(model, 0, name, cases.loss_case(read, WORK, quant))
             llmc.load(path).close()  # hashes the weights, once
         except cases.CaseError as error:
             bench.fail(f"{model}, compile, {name}", error)
