@@ -7,8 +7,8 @@ import gc
 import os
 import sys
 
-# New containers between two searches for garbage in cycles. What starts up makes many, and next to none in cycles.
-_GARBAGE = 50_000
+# New containers between two searches for garbage in cycles. A start makes half as many, and next to none in cycles.
+_GARBAGE = 100_000
 
 
 def main() -> None:
