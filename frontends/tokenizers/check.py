@@ -149,8 +149,10 @@ def _with_short_merges(table: dict[str, Any], data: bytes) -> bytes:
     A token with a space could not be told from two, and the library takes "#version" for the start of a comment.
     """
     model = table.get("model")
-    merges = model.get("merges") if isinstance(model, dict) else None
-    if not isinstance(merges, list) or not all(map(_is_pair, merges)):
+    if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
+        return data
+    merges: list[Any] = model["merges"]
+    if not all(map(_is_pair, merges)):
         return data
     texts = [" ".join(merge) for merge in merges]
     if any(text.count(" ") != 1 or text.startswith("#version") for text in texts):
