@@ -25,6 +25,8 @@ def main() -> None:
         command(prog_name="llmc")
     except KeyboardInterrupt:  # Ctrl-C while the imports above still run
         sys.exit(130)
+    finally:
+        gc.freeze()  # the process ends, and is not searched for garbage once more: that takes as long as ten tokens
 
 
 def _open_closed_streams() -> None:
