@@ -14,6 +14,7 @@ import numpy as np
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.engine.streams import TextStream
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.generate import Generation, Options, Part
@@ -74,6 +75,7 @@ def load(
             "else is in the step; load it without, or compile it again"
         )
     tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
+    give_back()  # reading a tokenizer takes much more memory than it keeps
     template = _template(artifact)
     tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     pages = PagePool(manifest.kv, tokens)

@@ -6,7 +6,6 @@ text (https://arxiv.org/abs/1910.10683 section 2.4), or not at all, where it kno
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -72,6 +71,8 @@ def direction(manifest: Manifest, source_language: str | None = None, target_lan
 
 def _languages(languages: dict[str, int], asked: dict[str, str | None]) -> dict[str, tuple[int, ...]]:
     """What was asked for -> its id. Raises RequestError for all that is unknown or not said."""
+    import difflib
+
     unsaid = [what for what, name in asked.items() if name is None]
     faults = []
     if unsaid:

@@ -7,8 +7,8 @@ import gc
 import os
 import sys
 
-# New containers between two searches for garbage in cycles. What starts up makes many, and next to none in cycles.
-_GARBAGE = 50_000
+# New containers between two searches for garbage in cycles. A start makes half as many, and next to none in cycles.
+_GARBAGE = 100_000
 
 
 def main() -> None:
@@ -25,6 +25,8 @@ def main() -> None:
         command(prog_name="llmc")
     except KeyboardInterrupt:  # Ctrl-C while the imports above still run
         sys.exit(130)
+    finally:
+        gc.freeze()  # the process ends, and is not searched for garbage once more: that takes as long as ten tokens
 
 
 def _open_closed_streams() -> None:

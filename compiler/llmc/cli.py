@@ -37,6 +37,9 @@ COMMANDS = {
     "doctor": "llmc.cli_doctor.doctor",
 }
 
+# Commands that multiply large matrices with NumPy. For any other its BLAS library starts threads to no end, which spin.
+_WITH_BLAS = ("compile", "eval", "tune")
+
 # Where a refusal's class lives. Looked up among the modules already imported: an exception whose
 # module nobody imported cannot have been raised, and importing it here would slow every start.
 _REFUSALS = (("llmc.compiler.errors", "LlmcError"), ("llmc.runtime.errors", "LlmcError"))
@@ -134,6 +137,8 @@ class Front(click.Group):
         if cmd_name not in COMMANDS:
             self.commands = {name: command for name in COMMANDS if (command := self.get_command(ctx, name))}
             return None
+        if cmd_name not in _WITH_BLAS:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         module, _, name = COMMANDS[cmd_name].rpartition(".")
         found: click.Command = getattr(importlib.import_module(module), name)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,11 +76,13 @@ def check_tokenizer(data: bytes, label: str) -> CheckedTokenizer:
                 f"{label}: added token {clip(content)} has id {clip(id_)}, but the tokenizer gives "
                 f"it {tokenizer.token_to_id(content)}; save the tokenizer again with transformers"
             )
+    known = _unknown_from(table, label)
     if tokenizer.padding is not None or tokenizer.truncation is not None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         data = tokenizer.to_str().encode()
-    known = _unknown_from(table, label)
+        table = read_json(data, label)
+    data = _with_short_merges(table, data)
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if known is not None:
         vocab = {token: id_ for token, id_ in vocab.items() if id_ < known}
@@ -138,6 +141,28 @@ def _check_merges(model: Any, label: str) -> None:
             )
         if pair[0] + pair[1].removeprefix(prefix) not in vocab:
             raise SourceError(f"{label}: merge {clip(merge)} does not make a token of the vocabulary")
+
+
+def _with_short_merges(table: dict[str, Any], data: bytes) -> bytes:
+    """`data` with each merge as one text, "a b", if it has pairs that can be written so: a quarter less time to load.
+
+    A token with a space could not be told from two, and the library takes "#version" for the start of a comment.
+    """
+    model = table.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
+        return data
+    merges: list[Any] = model["merges"]
+    if not all(map(_is_pair, merges)):
+        return data
+    texts = [" ".join(merge) for merge in merges]
+    if any(text.count(" ") != 1 or text.startswith("#version") for text in texts):
+        return data
+    short = {**table, "model": {**model, "merges": texts}}
+    return json.dumps(short, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _is_pair(merge: object) -> bool:
+    return isinstance(merge, list) and len(merge) == 2 and all(isinstance(token, str) for token in merge)
 
 
 def _unknown_from(table: dict[str, Any], label: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -241,5 +240,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _near(name: object, known: list[str]) -> str:
+    import difflib  # for the wrong ones only
+
     close = difflib.get_close_matches(str(name)[:40], known, 1)
     return f"; did you mean {close[0]}?" if close else ""

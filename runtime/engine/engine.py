@@ -7,11 +7,11 @@ in one place (advance.py). Locks are taken in this order: the turn, the runner's
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.decoding.chooser import Choice
@@ -31,6 +31,9 @@ from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.runner import Ids, Runner
 from llmc.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _PREEMPTIONS = ("recompute", "swap")
 _PREFILLS = {"chunked": Scheduler, "layered": LayeredScheduler}
@@ -87,7 +90,7 @@ class Engine:
         self._tokens = 0
         self._idle_at = -1  # wishes there had been when a step found nothing to do
         self._closed = False
-        self._beside: concurrent.futures.ThreadPoolExecutor | None = None
+        self._beside: ThreadPoolExecutor | None = None
 
     def add_query(
         self, prompt: str | Ids, options: Options | None = None, *, priority: int = 0, user: str = "",
@@ -223,7 +226,9 @@ class Engine:
         if any(query.outbox or query.state == "ended" for query in queries):
             return
         if not busy and self._idle_at != self._turns.calls:
-            self._beside = self._beside or concurrent.futures.ThreadPoolExecutor(1, "llmc-engine")
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._beside = self._beside or ThreadPoolExecutor(1, "llmc-engine")
             self._beside.submit(self._try_drive)
         await sleeper
 

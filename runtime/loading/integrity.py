@@ -10,10 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
@@ -46,6 +44,7 @@ def wrong_chunk(
     path: Path, chunk_bytes: int, chunks: tuple[str, ...], threads: int, progress: Progress | None
 ) -> int | None:
     """Index of the first chunk of the file whose hash differs from `chunks`, or None when all agree."""
+    from concurrent.futures import ThreadPoolExecutor  # here, as most loads do not come here
 
     def differs(index: int) -> bool:
         data = os.pread(fd, chunk_bytes, index * chunk_bytes)
@@ -94,6 +93,8 @@ def is_remembered(key: str) -> bool:
 
 def remember(key: str) -> None:
     """Keep `key` for later processes. A cache folder that cannot be written is no error: the next load hashes again."""
+    import tempfile
+
     keys = [known for known in _read_memory() if known != key][-(_REMEMBERED - 1) :] + [key]
     folder = cache_folder()
     with contextlib.suppress(OSError, RuntimeError):

@@ -6,11 +6,13 @@ memory would grow with the number of threads that ever ran a step.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ class OneThread:
         self._lock = threading.Lock()
         self._taken = False
         self._here = threading.local()  # .first: whether this thread came first
-        self._beside: concurrent.futures.ThreadPoolExecutor | None = None
+        self._beside: ThreadPoolExecutor | None = None
 
     def run(self, call: Callable[[], T]) -> T:
         """What `call` gives. An interrupt, as Ctrl-C, is raised once the call has ended."""
@@ -34,15 +36,19 @@ class OneThread:
                 self._taken = self._here.first = True
             first = getattr(self._here, "first", False)
             if not first and self._beside is None:
-                self._beside = concurrent.futures.ThreadPoolExecutor(1, "llmc-step")
+                from concurrent.futures import ThreadPoolExecutor  # here, as a program of one thread does without
+
+                self._beside = ThreadPoolExecutor(1, "llmc-step")
             beside = self._beside
         if first or beside is None:
             return call()
+        from concurrent.futures import wait
+
         future = beside.submit(call)
         try:
             return future.result()
         except BaseException:
             while not future.done():  # the cache is written meanwhile: nobody may take pages back
                 with contextlib.suppress(KeyboardInterrupt):
-                    concurrent.futures.wait([future])
+                    wait([future])
             raise

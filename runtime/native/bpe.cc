@@ -1,9 +1,11 @@
 #include "bpe.h"
 
+#include <algorithm>
 #include <array>
 #include <queue>
 #include <stdexcept>
 #include <tuple>
+#include <unordered_map>
 
 #include "text.h"
 
@@ -47,6 +49,8 @@ std::pair<std::string, std::string> parts(const Json& merge) {
   return {merge.text.substr(0, space), merge.text.substr(space + 1)};
 }
 
+uint64_t pair_of(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
+
 }  // namespace
 
 const std::string& spelled_byte(unsigned char byte) { return alphabet().spelled[byte]; }
@@ -58,40 +62,44 @@ bool byte_of(char32_t character, unsigned char* byte) {
   return true;
 }
 
-Bpe::Bpe(const Json& model, const std::unordered_map<std::string, int32_t>& vocab) : vocab_(vocab) {
+Bpe::Bpe(const Json& model, const Vocab& vocab) : vocab_(vocab) {
   for (const char* key :
        {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "unknown_from"}) {
     if (!is_off(model.get(key))) throw std::invalid_argument(std::string("a BPE with ") + key);
   }
   whole_pieces_ = !is_off(model.get("ignore_merges"));
   for (unsigned byte = 0; byte < 256; ++byte) {
-    auto found = vocab.find(spelled_byte(static_cast<unsigned char>(byte)));
-    byte_ids_[byte] = found == vocab.end() ? -1 : found->second;
-    if (found == vocab.end() && !is_off(model.get("unk_token"))) throw std::invalid_argument("bytes that are unknown");
+    byte_ids_[byte] = vocab.find(spelled_byte(static_cast<unsigned char>(byte)));
+    if (byte_ids_[byte] < 0 && !is_off(model.get("unk_token"))) throw std::invalid_argument("bytes that are unknown");
   }
-  int32_t rank = 0;
-  for (const Json& merge : model.get("merges").list) {
+  const std::vector<Json>& merges = model.get("merges").list;
+  merges_.reserve(merges.size());
+  for (const Json& merge : merges) {
     auto [left, right] = parts(merge);
-    auto l = vocab.find(left), r = vocab.find(right), both = vocab.find(left + right);
-    if (l == vocab.end() || r == vocab.end() || both == vocab.end()) {
+    int32_t l = vocab.find(left), r = vocab.find(right), both = vocab.find(left + right);
+    if (l < 0 || r < 0 || both < 0) {
       throw std::invalid_argument("a merge of what is not in the vocabulary");
     }
-    merges_[uint64_t(uint32_t(l->second)) << 32 | uint32_t(r->second)] = {rank++, both->second};
+    merges_.push_back({pair_of(l, r), int32_t(merges_.size()), both});
   }
+  std::sort(merges_.begin(), merges_.end(), [](const Merge& a, const Merge& b) {
+    return std::tie(a.pair, a.rank) < std::tie(b.pair, b.rank);
+  });
 }
 
 const Bpe::Merge* Bpe::find(int32_t left, int32_t right) const {
-  auto found = merges_.find(uint64_t(uint32_t(left)) << 32 | uint32_t(right));
-  return found == merges_.end() ? nullptr : &found->second;
+  auto after = std::upper_bound(merges_.begin(), merges_.end(), pair_of(left, right),
+                                [](uint64_t pair, const Merge& merge) { return pair < merge.pair; });
+  return after != merges_.begin() && after[-1].pair == pair_of(left, right) ? &after[-1] : nullptr;
 }
 
 void Bpe::encode(const std::string& piece, std::vector<int32_t>* ids) const {
   if (whole_pieces_) {
     std::string spelled;
     for (char c : piece) spelled += spelled_byte(static_cast<unsigned char>(c));
-    auto found = vocab_.find(spelled);
-    if (found != vocab_.end()) {
-      ids->push_back(found->second);
+    int32_t found = vocab_.find(spelled);
+    if (found >= 0) {
+      ids->push_back(found);
       return;
     }
   }

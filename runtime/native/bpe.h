@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "json.h"
+#include "vocab.h"
 
 namespace llmc {
 
@@ -20,19 +20,20 @@ bool byte_of(char32_t character, unsigned char* byte);
 class Bpe {
  public:
   // `model`: of a tokenizer.json. Throws std::invalid_argument for whatever it does not do exactly.
-  Bpe(const Json& model, const std::unordered_map<std::string, int32_t>& vocab);
+  Bpe(const Json& model, const Vocab& vocab);
 
   // The ids of a piece of text, given as UTF-8, appended.
   void encode(const std::string& piece, std::vector<int32_t>* ids) const;
 
  private:
   struct Merge {
+    uint64_t pair;  // left id * 2^32 + right id
     int32_t rank, id;
   };
   const Merge* find(int32_t left, int32_t right) const;
 
-  const std::unordered_map<std::string, int32_t>& vocab_;
-  std::unordered_map<uint64_t, Merge> merges_;  // left id * 2^32 + right id
+  const Vocab& vocab_;
+  std::vector<Merge> merges_;  // by pair; of those with one pair the last one counts
   int32_t byte_ids_[256];
   bool whole_pieces_;  // a piece that is a token is not merged
 };

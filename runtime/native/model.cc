@@ -1,5 +1,9 @@
 #include "model.h"
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -57,6 +61,17 @@ std::map<std::string, std::string> check_files(const std::string& folder, const 
   return identities;
 }
 
+// Reading one takes several times the memory that it keeps, so it comes before the weights, and gives the rest back.
+std::unique_ptr<Tokenizer> read_tokenizer(const std::string& folder, const Manifest& manifest) {
+  std::string path = folder + "/" + manifest.tokenizer, text = read_file(path, kMostTokenizerBytes);
+  if (sha256_hex(text.data(), text.size()) != manifest.files.at(manifest.tokenizer).sha256) damaged(path);
+  auto tokenizer = std::make_unique<Tokenizer>(text);
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+  return tokenizer;
+}
+
 int64_t default_cache_tokens(const Manifest& manifest) {
   size_t token_bytes = size_t(manifest.kv.layers) * manifest.kv.page_bytes() / size_t(kPageTokens);
   size_t most = memory_bytes() / 2 / std::max(token_bytes, size_t(1));
@@ -74,16 +89,12 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   const Variant& variant = choose_variant(manifest_, folder);
   int threads = options.threads ? options.threads : default_threads();
 
+  tokenizer_ = read_tokenizer(folder, manifest_);
   std::string path = folder + "/" + manifest_.weights;
   weights_file_ = std::make_unique<MappedFile>(path, manifest_.files.at(manifest_.weights).bytes);
   ptrdiff_t wrong = wrong_chunk(weights_file_->view(), manifest_.chunk_bytes, manifest_.chunks, threads);
   if (wrong >= 0) damaged(path, " (in chunk " + std::to_string(wrong) + ")");
   std::vector<WeightView> weights = read_weights(path, *weights_file_, manifest_.order);
-
-  path = folder + "/" + manifest_.tokenizer;
-  std::string tokenizer = read_file(path, kMostTokenizerBytes);
-  if (sha256_hex(tokenizer.data(), tokenizer.size()) != manifest_.files.at(manifest_.tokenizer).sha256) damaged(path);
-  tokenizer_ = std::make_unique<Tokenizer>(tokenizer);
 
   prefill_chunk_ = options.prefill_chunk ? size_t(options.prefill_chunk) : kPrefillChunk;
   pool_ = std::make_unique<PagePool>(manifest_.kv,

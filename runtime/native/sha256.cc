@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 namespace llmc {
 namespace {
 
@@ -19,9 +24,7 @@ constexpr uint32_t kRound[64] = {
 
 uint32_t turned(uint32_t x, int by) { return (x >> by) | (x << (32 - by)); }
 
-}  // namespace
-
-void Sha256::block(const unsigned char* data) {
+void plain_block(uint32_t* state, const unsigned char* data) {
   uint32_t w[64];
   for (int i = 0; i < 16; ++i) {
     w[i] = uint32_t(data[4 * i]) << 24 | uint32_t(data[4 * i + 1]) << 16 | uint32_t(data[4 * i + 2]) << 8 |
@@ -32,8 +35,8 @@ void Sha256::block(const unsigned char* data) {
     uint32_t s1 = turned(w[i - 2], 17) ^ turned(w[i - 2], 19) ^ (w[i - 2] >> 10);
     w[i] = w[i - 16] + s0 + w[i - 7] + s1;
   }
-  uint32_t a = state_[0], b = state_[1], c = state_[2], d = state_[3];
-  uint32_t e = state_[4], f = state_[5], g = state_[6], h = state_[7];
+  uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+  uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
   for (int i = 0; i < 64; ++i) {
     uint32_t s1 = turned(e, 6) ^ turned(e, 11) ^ turned(e, 25);
     uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
@@ -42,7 +45,57 @@ void Sha256::block(const unsigned char* data) {
     h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
   }
   const uint32_t sums[8] = {a, b, c, d, e, f, g, h};
-  for (int i = 0; i < 8; ++i) state_[i] += sums[i];
+  for (int i = 0; i < 8; ++i) state[i] += sums[i];
+}
+
+#if defined(__x86_64__)
+
+bool has_instructions() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_SSE4_1)) return false;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_SHA);
+}
+
+// Two registers hold the state as the instructions want it: words a b e f and c d g h, the last one lowest.
+__attribute__((target("sha,sse4.1"))) void instructed(uint32_t* state, const unsigned char* data, size_t count) {
+  auto load = [](const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); };
+  const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+  __m128i cdab = _mm_shuffle_epi32(load(state), 0xB1), efgh = _mm_shuffle_epi32(load(state + 4), 0x1B);
+  __m128i abef = _mm_alignr_epi8(cdab, efgh, 8), cdgh = _mm_blend_epi16(efgh, cdab, 0xF0);
+  for (; count; --count, data += 64) {
+    const __m128i abef_before = abef, cdgh_before = cdgh;
+    __m128i w[4];  // four words each: those of rounds 4i, and what the next twelve rounds need
+    for (int i = 0; i < 4; ++i) w[i] = _mm_shuffle_epi8(load(data + 16 * i), big_endian);
+    for (int i = 0; i < 16; ++i) {
+      __m128i added = _mm_add_epi32(w[i % 4], load(kRound + 4 * i));
+      cdgh = _mm_sha256rnds2_epu32(cdgh, abef, added);
+      abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(added, 0x0E));
+      __m128i seventh = _mm_alignr_epi8(w[(i + 3) % 4], w[(i + 2) % 4], 4);
+      __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), seventh);
+      w[i % 4] = _mm_sha256msg2_epu32(sum, w[(i + 3) % 4]);
+    }
+    abef = _mm_add_epi32(abef, abef_before);
+    cdgh = _mm_add_epi32(cdgh, cdgh_before);
+  }
+  __m128i feba = _mm_shuffle_epi32(abef, 0x1B), dchg = _mm_shuffle_epi32(cdgh, 0xB1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state), _mm_blend_epi16(feba, dchg, 0xF0));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+
+#endif
+
+}  // namespace
+
+void sha256_plain(uint32_t* state, const unsigned char* data, size_t count) {
+  for (; count; --count, data += 64) plain_block(state, data);
+}
+
+Sha256Blocks sha256_fastest() {
+#if defined(__x86_64__)
+  static const bool kHas = has_instructions();
+  if (kHas) return instructed;
+#endif
+  return sha256_plain;
 }
 
 void Sha256::update(const void* data, size_t bytes) {
@@ -53,12 +106,12 @@ void Sha256::update(const void* data, size_t bytes) {
     size_t taken = std::min(bytes, 64 - held);
     std::memcpy(held_ + held, from, taken);
     if (held + taken < 64) return;
-    block(held_);
+    blocks_(state_, held_, 1);
     from += taken;
     bytes -= taken;
   }
-  for (; bytes >= 64; from += 64, bytes -= 64) block(from);
-  if (bytes) std::memcpy(held_, from, bytes);
+  blocks_(state_, from, bytes / 64);
+  if (bytes % 64) std::memcpy(held_, from + bytes / 64 * 64, bytes % 64);
 }
 
 std::string Sha256::hex() {

@@ -27,8 +27,8 @@ void TextEncoder::read_added(const Json& tokens, const Vocab& vocab) {
   int64_t next = int64_t(vocab.size());  // where the library numbers those that the vocabulary lacks
   for (const Json& token : tokens.list) {
     const std::string& content = token.get("content").text;
-    auto known = vocab.find(content);
-    int64_t id = known == vocab.end() ? next++ : known->second;
+    int32_t known = vocab.find(content);
+    int64_t id = known < 0 ? next++ : known;
     if (content.empty() || !token.get("id").whole(id, id, &id)) {
       throw std::invalid_argument("added tokens that are numbered in ways of their own");
     }

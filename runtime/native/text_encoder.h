@@ -12,10 +12,9 @@
 #include "bpe.h"
 #include "json.h"
 #include "split.h"
+#include "vocab.h"
 
 namespace llmc {
-
-using Vocab = std::unordered_map<std::string, int32_t>;
 
 class TextEncoder {
  public:

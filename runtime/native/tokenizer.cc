@@ -63,24 +63,24 @@ void Tokenizer::read_vocab(const Json& model) {
   int64_t id = 0;
   for (const Json& entry : vocab.list) {  // of Unigram: pairs of token and score
     if (!entry.is_list() || entry.list.empty() || !entry.list[0].is_text()) throw std::invalid_argument("a bad vocab");
-    tokens_[int32_t(id)] = entry.list[0].text;
-    vocab_.emplace(entry.list[0].text, int32_t(id++));
+    vocab_.add(entry.list[0].text, int32_t(id++));
   }
   for (const auto& [token, value] : vocab.object) {
     if (!value.whole(0, INT32_MAX, &id)) throw std::invalid_argument("a token without an id");
-    vocab_[token] = int32_t(id);
-    tokens_[int32_t(id)] = token;
+    vocab_.add(token, int32_t(id));
   }
-  if (vocab_.empty()) throw std::invalid_argument("its model has no vocab");
+  if (vocab_.size() == 0) throw std::invalid_argument("its model has no vocab");
+  for (size_t i = 0; i < vocab_.size(); ++i) tokens_.emplace_back(vocab_.id(i), vocab_.token(i));
 }
 
 void Tokenizer::read_added(const Json& document) {
   for (const Json& token : document.get("added_tokens").list) {
     int64_t id;
     if (!token.get("id").whole(0, INT32_MAX, &id)) throw std::invalid_argument("an added token without an id");
-    tokens_[int32_t(id)] = token.get("content").text;
+    tokens_.emplace_back(int32_t(id), added_.emplace_back(token.get("content").text));
     if (token.get("special").flag) special_.insert(int32_t(id));
   }
+  std::stable_sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
 // The rules of runtime/text/tokenizer.py, _bytes_rule.
@@ -124,10 +124,12 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 }
 
 std::string Tokenizer::token_bytes(int32_t id) const {
-  auto token = tokens_.find(id);
-  if (token == tokens_.end() || special_.count(id)) return "";
-  if (spelling_ == kByteLevel) return byte_level_bytes(token->second);
-  return spelling_ == kFallback ? fallback_bytes(token->second) : spaced_bytes(token->second);
+  auto after = std::upper_bound(tokens_.begin(), tokens_.end(), id,
+                                [](int32_t id, const auto& token) { return id < token.first; });
+  if (after == tokens_.begin() || after[-1].first != id || special_.count(id)) return "";
+  std::string token(after[-1].second);
+  if (spelling_ == kByteLevel) return byte_level_bytes(token);
+  return spelling_ == kFallback ? fallback_bytes(token) : spaced_bytes(token);
 }
 
 bool Tokenizer::drops_space() const {

@@ -3,16 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "json.h"
 #include "text.h"
 #include "text_encoder.h"
+#include "vocab.h"
 
 namespace llmc {
 
@@ -38,7 +41,8 @@ class Tokenizer {
   void read_decoder(const Json& decoder);
 
   Vocab vocab_;
-  std::unordered_map<int32_t, std::string> tokens_;
+  std::deque<std::string> added_;
+  std::vector<std::pair<int32_t, std::string_view>> tokens_;  // by id, of vocab_ and then of added_: the last counts
   std::unordered_set<int32_t> special_;
   Spelling spelling_ = kUnknown;
   bool drops_space_ = false;

@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 PROMPT, START = 512, 16  # tokens: of a prefill, and ahead of a decode
 ROW_STEPS, BUSY_STEPS = 16, 24
 LONGEST_S = 600  # a case that takes longer has failed
-THREAD_COUNTS = {"OMP_NUM_THREADS", "TVM_NUM_THREADS"}  # the request says how many threads
+# The request says how many threads; and sources without byte code beside them would be compiled at every start.
+DROPPED = {"OMP_NUM_THREADS", "TVM_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"}
 
 Samples = dict[str, list[float]]  # by measure
 
@@ -192,8 +193,8 @@ def step_time(times: list[float]) -> float:
 
 
 def environment(system: System) -> dict[str, str]:
-    """Of the system's process: no number of threads but the one it is asked for, and no packages of ours."""
-    dropped = THREAD_COUNTS if system.python == sys.executable else THREAD_COUNTS | {"PYTHONPATH"}
+    """Of the system's process: no number of threads but the one it is asked for, byte code, and no packages of ours."""
+    dropped = DROPPED if system.python == sys.executable else DROPPED | {"PYTHONPATH"}
     return {name: text for name, text in os.environ.items() if name not in dropped}
 
 

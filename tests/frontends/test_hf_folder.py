@@ -81,7 +81,9 @@ def test_shards_are_one_model(tiny_llama: Tiny) -> None:
 
 def test_text_side(folder: Path) -> None:
     with open_model(folder) as source:
-        assert source.tokenizer_json == (folder / "tokenizer.json").read_bytes()
+        own = json.loads((folder / "tokenizer.json").read_bytes())
+        own["model"]["merges"] = [" ".join(merge) for merge in own["model"]["merges"]]
+        assert json.loads(source.tokenizer_json) == own
         assert source.chat_template is not None
         assert "<|im_start|>" in source.chat_template
         assert source.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers.models import BPE
 
 from llmc.compiler.errors import LlmcError, SourceError
 from llmc.frontends.tokenizers.charsmap import read_charsmap
@@ -237,6 +238,26 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
         file.write_bytes(damaged)
         assert "\n" not in _refusal(tmp_path)
         file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("left", ["a", "a ", "#version"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_merges_become_texts_where_the_library_reads_them_alike(left: str, padded: bool) -> None:
+    vocab = {token: id_ for id_, token in enumerate(["b", "c", "bc", *sorted(set(left) - {"b", "c"})])}
+    pairs = [("b", "c")]
+    for length in range(2, len(left) + 1):
+        pairs.append((left[: length - 1], left[length - 1]))
+    pairs.append((left, "bc"))
+    for pair in pairs:
+        vocab.setdefault("".join(pair), len(vocab))
+    backend = tokenizers.Tokenizer(BPE(vocab, pairs))
+    if padded:
+        backend.enable_padding()
+    checked = check_tokenizer(backend.to_str().encode(), "tokenizer.json")
+    merges = json.loads(checked.json)["model"]["merges"]
+    assert merges == ([" ".join(pair) for pair in pairs] if left == "a" else [list(pair) for pair in pairs])
+    same = tokenizers.Tokenizer.from_buffer(checked.json)
+    assert same.encode(f"{left}bc").ids == backend.encode(f"{left}bc").ids == [vocab[f"{left}bc"]]
 
 
 def test_the_page_is_up_to_date(script: Callable[[str], ModuleType]) -> None:
