@@ -71,7 +71,8 @@ def all_gather(x: F32, group: int, width: int) -> F32:
 
 def send(x: F32, to: int) -> I32:
     """(M, C) -> (1,), a zero."""
-    _others().send(x, to)
+    if to >= 0:
+        _others().send(x, to)
     return np.zeros(1, np.int32)
 
 

@@ -36,7 +36,8 @@ ROWS = (
         ("to",),
         lambda s, a: [((1,), "int32")],
         meaning.send,
-        "gives x (M, C) to the device of rank `to` -> (1,) int32, a zero: for its effect. x may be overwritten after it",
+        "gives x (M, C) to the device of rank `to` -> (1,) int32, a zero: for its effect. x may be overwritten after "
+        "it. -1 is nobody: a device whose stage sends by others takes part in making x all the same",
         f"{_MPI} section 3.2",
     ),
     Op(

@@ -46,9 +46,9 @@ class Member:
         return self.cut.heads(self.heads[layer].heads, self.heads[layer].kv_heads)
 
     def receivers(self, stage: int) -> list[int]:
-        """The ranks of a stage that it sends to: each of them has one sender, and senders as many as each other."""
+        """The ranks of a stage that it sends to: each of them has one sender. -1, nobody, where others suffice."""
         mine, theirs = len(self.placement.stages[self.stage]), self.placement.ranks(stage)
-        return [rank for place, rank in enumerate(theirs) if place % mine == self.place]
+        return [rank for place, rank in enumerate(theirs) if place % mine == self.place] or [-1]
 
     def sender(self, stage: int) -> int:
         """The rank of a stage that it receives from."""
