@@ -1,6 +1,6 @@
 """Rows of the op table for what devices share. Letters: M rows, C columns, U experts that a row uses.
 
-all_reduce, all_gather, send and recv have no kernels: they stay calls, which whoever runs the module answers.
+Those of STAYING have no kernels: they stay calls of functions by these names, which whoever runs the module registers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from llmc.compiler.meaning import collective as meaning
 from llmc.compiler.ops.op import Op
 
+STAYING = ("all_reduce", "all_gather", "send", "recv")
 _MPI = "https://www.mpi-forum.org/docs/mpi-4.1/mpi41-report.pdf"
 
 ROWS = (
