@@ -12,14 +12,20 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from llmc.compiler import kv_pages, ops
+from llmc.compiler import kv_pages, ops, pipeline
+from llmc.compiler.formats import FORMATS
 from llmc.compiler.placement import parse_placement
 from llmc.compiler.spec import ModelSpec, cached_heads, example, layer_groups, pool_layers, tensor_shapes
 from llmc.compiler.spec.blocks import Attention
 from llmc.compiler.spec.tensors import required_tensors
 from llmc.compiler.together import together
 from llmc.frontends.graph.build import build
-from llmc.passes.partition import Part, partition
+from llmc.passes.lift_weights import bundle_weights, stored_by_all
+from llmc.passes.partition import partition
+from llmc.passes.pipeline import stages
+from llmc.targets.build import compile_module
+from llmc.targets.lower import lower
+from llmc.targets.target import native
 
 PAGES = 8  # of the cache; a text has two of them, then its source two
 
@@ -69,34 +75,57 @@ def _machine(module: tvm.IRModule) -> Any:
     return relax.VirtualMachine(relax.build(module, tvm.target.Target("llvm")), tvm.cpu())
 
 
+class _Shares:
+    """Where a device's weights come from when they are stored."""
+
+    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+        self.weights = weights
+
+    def read(self, name: str) -> np.ndarray:
+        return self.weights[name]
+
+    def pack(self, format: str, names: tuple[str, ...]) -> np.ndarray:
+        return FORMATS[format].pack(np.concatenate([self.weights[name] for name in names]))
+
+
+def _compiled(module: tvm.IRModule, weights: dict[str, np.ndarray], format: str) -> tuple[Any, list[Any]]:
+    """A machine of this computer's kernels, and its weights: one bundle."""
+    module = pipeline.run(stages(lambda name: format), module)
+    stored = [tvm.runtime.tensor(each.compute(_Shares(weights))) for each in stored_by_all(module, list(weights))]
+    executable = compile_module(lower(bundle_weights(module), native()), native())
+    return relax.VirtualMachine(executable, tvm.cpu()), [stored]
+
+
 class Devices:
-    """A model on the devices of a string, "0" for the whole. `parts` are those of the pass, none for the whole."""
+    """A model on the devices of a string, none for the whole; with `format` as kernels with weights of that format."""
 
     def __init__(
-        self, spec: ModelSpec, weights: dict[str, np.ndarray], devices: str | None = None, split: str | None = None
-    ) -> None:
+        self, spec: ModelSpec, weights: dict[str, np.ndarray], devices: str | None = None, split: str | None = None,
+        format: str = "",
+    ) -> None:  # fmt: skip
         ops.register_meanings()
-        module, self.spec = build(spec), spec
-        self.parts: list[Part] = []
+        self.spec = spec
+        module, self.groups = build(spec), [range(1)]
         if devices is None:
-            groups, layers = layer_groups(spec), pool_layers(spec)
-            assert groups
-            heads = (cached_heads(spec)[0],) * layers
-            everything = dict.fromkeys(("step", "encode", "turn"), tuple(range(99)))
-            plain = [tvm.runtime.tensor(weight) for weight in weights.values()]
-            self.devices = [_Device(_machine(module), plain, _pages(spec, layers, heads), everything)]
-            self.groups = [range(1)]
+            layers = tuple(range(pool_layers(spec)))
+            heads, every = (cached_heads(spec)[0],) * len(layers), dict.fromkeys(("step", "encode"), tuple(range(99)))
+            self.devices = [self._device(module, weights, _pages(spec, len(layers), heads), every, format)]
             return
         placement = parse_placement(devices, split)
-        self.parts = partition(module, placement)
         self.groups = [placement.ranks(stage) for stage in range(len(placement.stages))]
-        self.devices = [
-            _Device(
-                _machine(part.module), [tvm.runtime.tensor(share.of(weights[share.name])) for share in part.weights],
-                _pages(spec, len(part.layers), part.kv_heads), part.outputs,
-            )
-            for part in self.parts
-        ]  # fmt: skip
+        self.devices = []
+        for part in partition(module, placement):
+            own = {share.name: share.of(weights[share.name]) for share in part.weights}
+            pages = _pages(spec, len(part.layers), part.kv_heads)
+            self.devices.append(self._device(part.module, own, pages, part.outputs, format))
+
+    def _device(
+        self, module: tvm.IRModule, weights: dict[str, np.ndarray], pages: list[Any],
+        outputs: dict[str, tuple[int, ...]], format: str,
+    ) -> _Device:  # fmt: skip
+        if format:
+            return _Device(*_compiled(module, weights, format), pages, outputs)
+        return _Device(_machine(module), [tvm.runtime.tensor(each) for each in weights.values()], pages, outputs)
 
     def run(self, name: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
         """What the function gives; devices that give the same number of its outputs must give the same bits."""

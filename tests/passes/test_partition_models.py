@@ -78,9 +78,9 @@ def _whole(structure: str) -> np.ndarray:
     return _answer(structure, None)
 
 
-def _answer(structure: str, devices: str | None, split: str | None = None) -> np.ndarray:
+def _answer(structure: str, devices: str | None, split: str | None = None, format: str = "") -> np.ndarray:
     spec = STRUCTURES[structure]
-    model = Devices(spec, weights_of(spec), devices, split)
+    model = Devices(spec, weights_of(spec), devices, split, format)
     return answer(model, PROMPT, STEPS, SOURCE if spec.encoder else None)
 
 
@@ -99,6 +99,12 @@ def test_on_two_and_four(structure: str, devices: str) -> None:
 @pytest.mark.parametrize("structure", list(STRUCTURES)[4:])
 def test_every_structure_by_both(structure: str) -> None:
     _same(structure, "0&1;2&3")
+
+
+@pytest.mark.parametrize("structure", ["experts with biases and a shared one", "an encoder"])
+def test_a_compiled_part_is_like_any_compiled_model(structure: str) -> None:
+    expected, found = _whole(structure), _answer(structure, "0&1;2", format="f32")
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max(), rtol=0)
 
 
 @pytest.mark.parametrize(("devices", "split"), [("0&1", "3:1"), ("0;1", "3:1"), ("0&1;2", "1:2:1")])
