@@ -108,5 +108,7 @@ def _split(split: str | None, count: int) -> list[int]:
     if any(not re.fullmatch("[0-9]{1,7}", part) or not 1 <= int(part) <= SHARE for part in parts):
         raise LlmcError(f"split {split[:200]!r}: wanted whole numbers from 1 to {SHARE}, one a device, as 3:1")
     if len(parts) != count:
-        raise LlmcError(f"split {split[:200]!r}: {len(parts)} numbers for {count} devices; one a device, in their order")
+        raise LlmcError(
+            f"split {split[:200]!r}: {len(parts)} numbers for {count} devices; one a device, in their order"
+        )
     return [int(part) for part in parts]

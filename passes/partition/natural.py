@@ -1,9 +1,9 @@
-"""How each value of a function can lie on devices that share it: by which columns, as a sum, by experts, or only whole."""
+"""How each value of a function can lie on devices that share it: by columns, as a sum, by experts, or only whole."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Union
+from typing import Any
 
 from tvm import relax
 
@@ -29,7 +29,7 @@ class Kind(Enum):
     EXPERTS = 2  # slices of the experts that a row uses, of which a device fills its own
 
 
-Natural = Union[Kind, Ranges]
+Natural = Kind | Ranges
 
 
 class Nature:
@@ -39,10 +39,23 @@ class Nature:
         self.reading, self.member, self.cut = reading, member, member.cut
         self._natural: dict[Any, Natural] = {}
         self._sums: dict[Any, bool] = {}
-        # The head is cut by its rows and its logits gathered: the one matrix that is worth it by itself.
-        self.gathered = {
-            found[1][0] for value in reading.bound.values() if (found := ops.match(value)) and found[0].name == "top"
-        }
+        self.gathered = self._gathered()
+
+    def _gathered(self) -> set[Any]:
+        """What is cut although somebody wants it whole: matrices that are too large for every device to have.
+
+        The head, whose logits are gathered, and those in front of a norm of all queries as one row.
+        """
+        found: set[Any] = set()
+        for value in self.reading.bound.values():
+            match = ops.match(value)
+            if match and match[0].name == "top":
+                found.add(match[1][0])
+            if match and match[0].name == "qk_norm" and match[2]["span"] == "all":
+                read = self.reading.bound.get(match[1][0])
+                joined = isinstance(read, relax.Call) and read.op.name == "relax.concat"
+                found.update(read.args[0].fields if joined else ())
+        return found
 
     def of(self, variable: Any) -> Natural:
         """How a value lies without being made whole first."""

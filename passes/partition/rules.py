@@ -47,7 +47,7 @@ def split(to: Rewriting, x: Any, columns: Ranges) -> Any:
     if found is None and isinstance(value, relax.Call) and value.op.name == "relax.concat":
         return _split_concat(to, value, columns)
     name = found[0].name if found else ""
-    if to.nature.of(x) in (Kind.WHOLE, Kind.EXPERTS) and name not in head_rules.WANTED_SPLIT:
+    if value is None or (to.nature.of(x) in (Kind.WHOLE, Kind.EXPERTS) and name not in head_rules.WANTED_SPLIT):
         return to.taken(x, columns)
     if found is None:
         left, right = value.args

@@ -35,7 +35,10 @@ def layers_of(count: int, placement: Placement) -> list[range]:
 
 
 def stages_of(name: str, reading: Reading, layers: list[range]) -> Stages:
-    """The stages of a function's bindings. Raises LlmcError where a stage would have none of its layers."""
+    """The stages of a function's bindings; one that has none of its layers has nothing of it.
+
+    Raises LlmcError where no stage has.
+    """
     stage_of_layer = {layer: stage for stage, each in enumerate(layers) for layer in each}
     if len(layers) == 1:
         return Stages({variable: 0 for variable in reading.bound}, {})
@@ -50,9 +53,8 @@ def stages_of(name: str, reading: Reading, layers: list[range]) -> Stages:
         for variable in order
         if (layer := reading.touched(reading.bound[variable])) is not None
     }
-    missing = sorted(set(range(len(layers))) - set(pinned.values()))
-    if missing:
-        raise LlmcError(f"{name}: stage {missing[0]} of {len(layers)} would have no layer of it; fewer stages")
+    if not pinned:
+        raise LlmcError(f"{name}: no layer to cut it by; a step in parts is for one stage")
     of = _along(reading, order, anchors, pinned)
     wanted: dict[Any, set[int]] = {}
     for variable in order:

@@ -32,7 +32,8 @@ PAGES = 8  # of the cache; a text has two of them, then its source two
 
 def spec_of(heads: int = 4, kv_heads: int = 2, attention: dict[str, Any] | None = None, **blocks: Any) -> ModelSpec:
     """The example with so many heads of 8 numbers and other blocks."""
-    plain = {name: getattr(example(), name) for name in example().__dataclass_fields__ if name not in ("name", "tensors")}
+    fields = [name for name in example().__dataclass_fields__ if name not in ("name", "tensors")]
+    plain = {name: getattr(example(), name) for name in fields}
     told = {"kind": "gqa", "head_dim": 8, "scale": 1 / math.sqrt(8), **(attention or {})}
     parts = {**plain, "attention": Attention(heads=heads, kv_heads=kv_heads, **told), **blocks}
     names = required_tensors(SimpleNamespace(**parts))

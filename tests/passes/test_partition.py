@@ -249,7 +249,7 @@ def test_too_few_of_something_is_refused_by_name(
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(LlmcError, match="no function of the module reads pages"):
         partition(tvm.IRModule({}), parse_placement("0;1"))
-    with pytest.raises(LlmcError, match="embed: stage 0 of 2 would have no layer of it"):
+    with pytest.raises(LlmcError, match="embed: no layer to cut it by; a step in parts is for one stage"):
         partition(build(example(), parts=2), parse_placement("0;1"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -33,44 +34,52 @@ SOURCE = [(5 * i * i + 4) % 60 for i in range(21)]
 STEPS = 4
 FOUR = Sizes(vocab=64, hidden=32, layers=4, ffn=48, context=128)
 _ROUTED = {"count": 5, "used": 2, "ffn": 16, "layers": (0, 1)}
-_ENCODER = {"tokens": Tokens(None, (2,), False, end=2, start=0), "encoder": Encoder(4, 64), "sizes": FOUR}
-_LATENT = {"attention": {"kind": "mla", "head_dim": 24}, "kv_heads": 4, "norm": Norm("rms", 1e-5)}
+_ENCODER = {
+    "tokens": Tokens(None, (2,), False, end=2, start=0),
+    "position": Position("relative", buckets=8, distance=20),
+}
+_BIASES = {"bias": True, "output_bias": True}
+_LATENT = Latent(q_rank=20, kv_rank=16, plain_dim=16, rope_dim=8, value_dim=16)
 
-# What is built differently somewhere; the first four are those that the project promises.
-STRUCTURES: dict[str, ModelSpec] = {
+# What the project promises, with layers for four stages.
+PROMISED: dict[str, ModelSpec] = {
     "grouped queries": spec_of(8, 4, sizes=FOUR),
     "one kv head for all": spec_of(8, 1, sizes=FOUR),
     "experts": spec_of(8, 4, sizes=FOUR, experts=Experts(**_ROUTED)),
-    "an encoder": spec_of(8, 4, position=Position("relative", buckets=8, distance=20), **_ENCODER),
-    "an encoder, its own tables, MQA": spec_of(
-        8, 1, {"bias": True, "output_bias": True}, position=Position("learned"), mlp=Mlp("plain", "gelu_tanh", bias=True),
-        **(_ENCODER | {"encoder": Encoder(4, 40, own_embedding=True)}),
+    "an encoder": spec_of(8, 4, encoder=Encoder(4, 64), sizes=FOUR, **_ENCODER),
+}
+# What is built differently somewhere.
+OTHERS: dict[str, ModelSpec] = {
+    "an encoder with tables of its own": spec_of(
+        8, 1, _BIASES, encoder=Encoder(2, 40, own_embedding=True), mlp=Mlp("plain", "gelu_tanh", bias=True),
+        **(_ENCODER | {"position": Position("learned")}),
+    ),
+    "an encoder, tables of each layer": spec_of(
+        4, 4, encoder=Encoder(2, 40), **(_ENCODER | {"position": replace(_ENCODER["position"], per_layer=True)})
     ),
     "biases, learned positions, its own head": spec_of(
-        6, 3, {"bias": True, "output_bias": True}, position=Position("learned"), head=Head(False, bias=True),
-        mlp=Mlp("plain", "gelu_tanh", bias=True), norm=Norm("layer", 1e-5, bias=True), sizes=FOUR,
+        6, 3, _BIASES, position=Position("learned"), head=Head(False, bias=True),
+        mlp=Mlp("plain", "gelu_tanh", bias=True), norm=Norm("layer", 1e-5, bias=True),
     ),
-    "alibi, both at once": spec_of(5, 5, position=Position("alibi"), wiring=Wiring("parallel"), sizes=FOUR),
+    "alibi, both at once": spec_of(5, 5, position=Position("alibi"), wiring=Wiring("parallel")),
     "norms of heads, windows, soft caps": spec_of(
-        8, 2, {"qk_norm": "head", "soft_cap": 5.0}, window=Window(5, (0, 2), 10000.0), head=Head(True, soft_cap=9.0),
-        norm=Norm("rms", 1e-5, place="sandwich"), embedding=Embedding(scale=2.0), sizes=FOUR,
+        8, 2, {"qk_norm": "head", "soft_cap": 5.0}, window=Window(5, (0,), 10000.0), head=Head(True, soft_cap=9.0),
+        norm=Norm("rms", 1e-5, place="sandwich"), embedding=Embedding(scale=2.0),
     ),
-    "a norm of all queries": spec_of(4, 2, {"qk_norm": "all"}, norm=Norm("rms", 1e-5, place="output"), sizes=FOUR),
+    "a norm of all queries": spec_of(4, 2, {"qk_norm": "all"}, norm=Norm("rms", 1e-5, place="output")),
     "norms by head, their biases, sinks": spec_of(
-        8, 4, {"qk_norm": "heads", "qk_norm_bias": True, "sinks": True}, norm=Norm("layer", 1e-5), sizes=FOUR
+        8, 4, {"qk_norm": "heads", "qk_norm_bias": True, "sinks": True}, norm=Norm("layer", 1e-5)
     ),
-    "a gate of each number": spec_of(8, 4, {"gate": "each"}, sizes=FOUR),
-    "a gate of each head": spec_of(8, 4, {"gate": "head"}, wiring=Wiring("shared"), sizes=FOUR),
-    "a narrow embedding": spec_of(8, 4, embedding=Embedding(width=24), sizes=FOUR),
+    "a gate of each number": spec_of(8, 4, {"gate": "each"}, position=Position("rope", rotary_dim=4)),
+    "a gate of each head": spec_of(8, 4, {"gate": "head"}, wiring=Wiring("shared")),
+    "a narrow embedding": spec_of(8, 4, embedding=Embedding(width=24)),
+    "a slope of its own, no gate": spec_of(8, 4, mlp=Mlp("plain", "xielu"), norm=Norm("rms", 1e-5, place="sum")),
     "experts with biases and a shared one": spec_of(
-        8, 4, sizes=FOUR,
-        experts=Experts(**_ROUTED, shared_ffn=40, shared_gate=True, biases=True, product_bias=True, bias=True),
+        8, 4, experts=Experts(**_ROUTED, shared_ffn=40, shared_gate=True, biases=True, product_bias=True, bias=True)
     ),
-    "latents": spec_of(4, latent=Latent(q_rank=20, kv_rank=16, plain_dim=16, rope_dim=8, value_dim=16), **_LATENT,
-                       sizes=FOUR),
+    "latents": spec_of(4, 4, {"kind": "mla", "head_dim": 24}, latent=_LATENT),
 }  # fmt: skip
-PLACEMENTS = ("0&1", "0;1", "0&1;2&3")
-EVERY = ("0&1", "0&1&2&3", "0;1", "0;1;2;3", "0;1&2", "0&1;2&3")
+STRUCTURES = PROMISED | OTHERS
 
 
 @cache
@@ -90,20 +99,20 @@ def _same(structure: str, devices: str, split: str | None = None) -> None:
     np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("devices", EVERY)
-@pytest.mark.parametrize("structure", list(STRUCTURES)[:4])
+@pytest.mark.parametrize("devices", ["0&1", "0&1&2&3", "0;1", "0;1;2;3", "0;1&2", "0&1;2&3"])
+@pytest.mark.parametrize("structure", PROMISED)
 def test_on_two_and_four(structure: str, devices: str) -> None:
     _same(structure, devices)
 
 
-@pytest.mark.parametrize("structure", list(STRUCTURES)[4:])
+@pytest.mark.parametrize("structure", OTHERS)
 def test_every_structure_by_both(structure: str) -> None:
     _same(structure, "0&1;2&3")
 
 
-@pytest.mark.parametrize("structure", ["experts with biases and a shared one", "an encoder"])
+@pytest.mark.parametrize("structure", ["experts with biases and a shared one", "an encoder, tables of each layer"])
 def test_a_compiled_part_is_like_any_compiled_model(structure: str) -> None:
-    expected, found = _whole(structure), _answer(structure, "0&1;2", format="f32")
+    expected, found = _whole(structure), _answer(structure, "0&1", format="f32")
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max(), rtol=0)
 
 
