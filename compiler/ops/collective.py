@@ -56,8 +56,8 @@ ROWS = (
         ("first", "count"),
         lambda s, a: [(s[0], "int32")],
         meaning.own_ids,
-        "ids (M,) or (M, U) less `first`, -1 where that is not within 0..count - 1: what a device has of a table, or of "
-        "the experts",
+        "ids (M,) or (M, U) less `first`, -1 where that is not within 0..count - 1: what a device has of a table, or "
+        "of the experts",
         "numpy.where",
     ),
     Op(

@@ -52,9 +52,7 @@ class Nature:
             if match and match[0].name == "top":
                 found.add(match[1][0])
             if match and match[0].name == "qk_norm" and match[2]["span"] == "all":
-                read = self.reading.bound.get(match[1][0])
-                joined = isinstance(read, relax.Call) and read.op.name == "relax.concat"
-                found.update(read.args[0].fields if joined else ())
+                found.update(self._beside(match[1][0]))
         return found
 
     def of(self, variable: Any) -> Natural:
@@ -110,10 +108,14 @@ class Nature:
 
     def halves(self, gate_up: Any) -> list[Any]:
         """The two values that stand side by side in one, nothing where it is made otherwise."""
-        value = self.reading.bound.get(gate_up)
-        fields = list(value.args[0].fields) if isinstance(value, relax.Call) and value.op.name == "relax.concat" else []
+        fields = self._beside(gate_up)
         even = len(fields) == 2 and int(fields[0].ty.shape[1]) == int(fields[1].ty.shape[1])
         return fields if even else []
+
+    def _beside(self, variable: Any) -> list[Any]:
+        """The values that stand side by side in one."""
+        value = self.reading.bound.get(variable)
+        return list(value.args[0].fields) if isinstance(value, relax.Call) and value.op.name == "relax.concat" else []
 
     def _of_head_linear(self, tensors: list[Any], heads: int) -> Natural:
         x, weight = tensors

@@ -109,7 +109,10 @@ class Devices:
         module, self.groups = build(spec), [range(1)]
         if devices is None:
             layers = tuple(range(pool_layers(spec)))
-            heads, every = (cached_heads(spec)[0],) * len(layers), dict.fromkeys(("step", "encode"), tuple(range(99)))
+            heads, every = (
+                (cached_heads(spec)[0],) * len(layers),
+                dict.fromkeys(("step", "encode", "turn"), tuple(range(99))),
+            )
             self.devices = [self._device(module, weights, _pages(spec, len(layers), heads), every, format)]
             return
         placement = parse_placement(devices, split)
@@ -148,6 +151,11 @@ class Devices:
             inputs += [np.array(each, np.int32) for each in told]
         logits: np.ndarray = self.run("step", inputs)[0][0]
         return logits
+
+    def turn(self, by: int) -> None:
+        """Moves the text's keys by so many positions, where they lie."""
+        ids = np.array([1, 0], np.int32)
+        self.run("turn", [np.full(32, by, np.int32), ids, ids])
 
     def _rows(self, tokens: list[int], before: int, pages: tuple[int, int]) -> list[np.ndarray]:
         places = np.arange(before, before + len(tokens), dtype=np.int32)

@@ -116,6 +116,21 @@ def test_a_compiled_part_is_like_any_compiled_model(structure: str) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max(), rtol=0)
 
 
+@pytest.mark.parametrize("structure", ["grouped queries", "latents", "norms of heads, windows, soft caps"])
+def test_keys_are_turned_on_every_device(structure: str) -> None:
+    spec, found = STRUCTURES[structure], []
+    for devices in (None, "0&1;2&3"):
+        model = Devices(spec, weights_of(spec), devices)
+        model.step(PROMPT, 0)
+        still = model.step([5], len(PROMPT))
+        model.turn(7)
+        found.append((still, model.step([5], len(PROMPT))))
+    (before, expected), (_, turned) = found
+    most = 2e-4 * np.abs(expected).max()
+    np.testing.assert_allclose(turned, expected, atol=most, rtol=0)
+    assert np.abs(expected - before).max() > 10 * most
+
+
 @pytest.mark.parametrize(("devices", "split"), [("0&1", "3:1"), ("0;1", "3:1"), ("0&1;2", "1:2:1")])
 def test_unequal_shares(devices: str, split: str) -> None:
     _same("grouped queries", devices, split)
