@@ -12,6 +12,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from llmc.compiler import kv_pages, ops
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.placement import parse_placement
 from llmc.compiler.spec import Sizes, example
@@ -202,8 +203,6 @@ def test_by_layer_a_stage_sends_the_sum_that_the_next_one_goes_on_with() -> None
 
 def _calls(module: tvm.IRModule) -> dict[str, int]:
     """How often the step of a module calls each op of ours."""
-    from llmc.compiler import ops
-
     values = [binding.value for block in module["step"].body.blocks for binding in block.bindings]
     names = [found[0].name for found in map(ops.match, values) if found]
     return {name: names.count(name) for name in names}
@@ -229,19 +228,25 @@ def test_shares_of_a_weight_make_the_whole() -> None:
     np.testing.assert_array_equal(np.concatenate([share.of(weight) for share in shares]), weight)
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8"])
+def test_pages_are_of_the_devices_layers_and_heads(kv_dtype: str) -> None:
+    *_, last = partition(build(example(), kv_dtype), parse_placement("0&1;2&3"))
+    (pages,) = last.module["step"].params[8].ty.fields
+    assert (last.layers, last.kv_heads) == ((1,), (1,))
+    assert tuple(pages.shape)[1:] == kv_pages.page_shape(kv_dtype, 1, 8)
+    assert pages.dtype.dtype == str(kv_pages.KINDS[kv_dtype].dtype)
+
+
 @pytest.mark.parametrize(
-    ("devices", "sizes", "attention", "message"),
+    ("devices", "sizes", "message"),
     [
-        ("0;1;2", {}, {}, r"3 devices cannot share 2 layers, as stages: each needs one at least"),
-        ("0&1&2&3&4", {}, {}, r"5 devices cannot share 4 heads \(4, of 2 keys and values\)"),
-        ("0&1&2&3", {"ffn": 3}, {}, r"4 devices cannot share 3 columns of an MLP"),
+        ("0;1;2", {}, r"3 devices cannot share 2 layers, as stages: each needs one at least"),
+        ("0&1&2&3&4", {}, r"5 devices cannot share 4 heads \(4, of 2 keys and values\)"),
+        ("0&1&2&3", {"ffn": 3}, r"4 devices cannot share 3 columns of an MLP"),
     ],
 )
-def test_too_few_of_something_is_refused_by_name(
-    devices: str, sizes: dict[str, Any], attention: dict[str, Any], message: str
-) -> None:
-    spec = example()
-    spec = replace(spec, sizes=replace(spec.sizes, **sizes), attention=replace(spec.attention, **attention))
+def test_too_few_of_something_is_refused_by_name(devices: str, sizes: dict[str, Any], message: str) -> None:
+    spec = replace(example(), sizes=replace(example().sizes, **sizes))
     with pytest.raises(LlmcError, match=message):
         partition(build(spec), parse_placement(devices))
 

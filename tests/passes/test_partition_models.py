@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import (
     Embedding,
     Encoder,
@@ -19,6 +20,7 @@ from llmc.compiler.spec import (
     Mlp,
     ModelSpec,
     Norm,
+    Pooling,
     Position,
     Sizes,
     Tokens,
@@ -77,6 +79,10 @@ OTHERS: dict[str, ModelSpec] = {
     "experts with biases and a shared one": spec_of(
         8, 4, experts=Experts(**_ROUTED, shared_ffn=40, shared_gate=True, biases=True, product_bias=True, bias=True)
     ),
+    "vectors of a text": spec_of(
+        8, 4, _BIASES | {"causal": False}, head=Head(True, kind="hidden"), pooling=Pooling("mean"),
+        norm=Norm("layer", 1e-5, place="sum", bias=True, final=False, embedding=True), position=Position("learned"),
+    ),
     "latents": spec_of(4, 4, {"kind": "mla", "head_dim": 24}, latent=_LATENT),
 }  # fmt: skip
 STRUCTURES = PROMISED | OTHERS
@@ -134,3 +140,9 @@ def test_keys_are_turned_on_every_device(structure: str) -> None:
 @pytest.mark.parametrize(("devices", "split"), [("0&1", "3:1"), ("0;1", "3:1"), ("0&1;2", "1:2:1")])
 def test_unequal_shares(devices: str, split: str) -> None:
     _same("grouped queries", devices, split)
+
+
+def test_fewer_experts_than_devices_are_refused_by_name() -> None:
+    spec = STRUCTURES["experts"]
+    with pytest.raises(LlmcError, match="6 devices cannot share 5 experts: each needs one at least"):
+        Devices(spec, weights_of(spec), "0&1&2&3&4&5")
