@@ -1,4 +1,7 @@
-"""The ordered table of passes, each with the reason for its place. `targets/lower.py` follows when it is done."""
+"""The ordered table of passes, each with the reason for its place. `targets/lower.py` follows when it is done.
+
+For several devices partition/ comes before all of these, and each device's module goes through them by itself.
+"""
 
 from __future__ import annotations
 

@@ -20,15 +20,18 @@ Decode = Callable[[Any, Any, Any], Any]
 
 
 def packed_embedding(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """ids (M,), packed table -> (M, width)."""
+    """ids (M,), packed table -> (M, width), zeros where an id is below 0."""
     format, width = FORMATS[attrs["format"]], int(attrs["width"])
 
     def body(buffers: list[Any], row: Any) -> None:
         ids, table, out = buffers
         decode = _decoder(format, table, width)
         tile, lane = T.floordiv(ids[row], TILE), T.floormod(ids[row], TILE)
-        with T.serial(0, width) as column:
-            T.buffer_store(out, decode(tile, lane, column), [row, column])
+        with T.If(ids[row] < 0):
+            with T.Then(), T.serial(0, width) as column:
+                T.buffer_store(out, f32(0), [row, column])
+            with T.Else(), T.serial(0, width) as column:
+                T.buffer_store(out, decode(tile, lane, column), [row, column])
 
     return kernel(["int32", format.dtype, "float32"], shapes, body)
 

@@ -3,7 +3,7 @@
 A thread owns a range of tiles, the same of every expert, and takes all rows through them. A pair is a row and a place
 among the experts it uses. When there are more than a few rows, pairs are sorted by expert and go in groups that share
 each weight register, as rows do in linear.py. Each pair is summed by itself and a row's pairs are added in the order of
-their experts, so that its result never depends on the rows beside it.
+their experts, so that its result never depends on the rows beside it. A pair whose id is below 0 has no expert.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, An
     (*left_types, weight_type), make = reduction(kind, target, attrs["format"], columns)
     width = int(attrs["width"])
 
+    def nobody(buffers: list[Any], tile: Any, row: Any, place: Any) -> None:
+        T.buffer_store(buffers[-1], splat(f32(0)), [row, lanes(place * width + tile * TILE)])
+
     def body(buffers: list[Any]) -> Emit:
         *left, _, weight, out = buffers
 
@@ -75,7 +78,7 @@ def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, An
         return emit
 
     types = [*left_types, "int32", weight_type, "float32"]
-    return _frame(target, types, shapes, len(left_types), attrs, body)
+    return _frame(target, types, shapes, len(left_types), attrs, body, nobody)
 
 
 def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -98,7 +101,7 @@ def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
         return emit
 
     types = [*left_types, "int32", "float32", weight_type, "float32"]
-    return _frame(target, types, shapes, len(left_types), attrs, body, adds=True)
+    return _frame(target, types, shapes, len(left_types), attrs, body, None)
 
 
 def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
@@ -128,21 +131,28 @@ def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:
 
 def _frame(
     target: Target, dtypes: list[str], shapes: list[Any], ids_at: int, attrs: dict[str, Any],
-    body: Callable[[list[Any]], Emit], adds: bool = False,
+    body: Callable[[list[Any]], Emit], nobody: Callable[[list[Any], Any, Any, Any], None] | None,
 ) -> tirx.PrimFunc:  # fmt: skip
-    """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`. `adds`: the output starts as zeros."""
+    """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`.
+
+    `nobody(buffers, tile, row, place)` is what becomes of a pair without an expert; where there is none, emit adds to
+    an output that starts as zeros.
+    """
     used = int(shapes[ids_at][1])
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments(dtypes, shapes)
         emit, ids, out, rows = body(buffers), buffers[ids_at], buffers[-1], shapes[0][0]
         with T.parallel(0, int(attrs["width"]) // TILE) as tile:
-            if adds:
+            if nobody is None:
                 with T.serial(0, rows) as row:
                     T.buffer_store(out, splat(f32(0)), [row, lanes(tile * TILE)])
+            else:
+                with T.serial(0, rows) as row, T.serial(0, used) as u, T.If(ids[row, u] < 0), T.Then():
+                    nobody(buffers, tile, row, u)
             with T.If(rows < SORTED_ROWS):
                 with T.Then():
                     pairs = _Pairs(1)
-                    with T.serial(0, rows) as row, T.serial(0, used) as u:
+                    with T.serial(0, rows) as row, T.serial(0, used) as u, T.If(ids[row, u] >= 0), T.Then():
                         pairs.put(0, row, u)
                         emit(tile, ids[row, u], pairs, 1)
                 with T.Else(), T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
@@ -155,7 +165,7 @@ def _frame(
 def _sorted_pairs(
     target: Target, emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used: int, experts: int
 ) -> None:
-    """All pairs of `count` rows from `first` on, expert by expert."""
+    """All pairs of `count` rows from `first` on, expert by expert, behind those that have none."""
     order = registers((ROW_BLOCK * used,), "int32")  # row * used + place, by expert
     ends, cursor = registers((experts + 1,), "int32"), registers((experts,), "int32")
     with T.serial(0, experts + 1) as e:
@@ -166,7 +176,7 @@ def _sorted_pairs(
     with T.serial(0, experts) as e:
         T.buffer_store(cursor, ends[e], [e])
         T.buffer_store(ends, ends[e] + ends[e + 1], [e + 1])
-    with T.serial(0, count) as row, T.serial(0, used) as u:
+    with T.serial(0, count) as row, T.serial(0, used) as u, T.If(ids[first + row, u] >= 0), T.Then():
         expert = ids[first + row, u]
         T.buffer_store(order, T.cast(row, "int32") * used + T.cast(u, "int32"), [cursor[expert]])
         T.buffer_store(cursor, cursor[expert] + 1, [expert])

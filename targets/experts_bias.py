@@ -19,7 +19,8 @@ def experts_bias(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> ti
 
     def body(buffers: list[Any], row: Any) -> None:
         x, ids, bias, out = buffers
-        with T.serial(0, used) as u:
+        copy_columns(x, out, row, 0, used * width)
+        with T.serial(0, used) as u, T.If(ids[row, u] >= 0), T.Then():
             _add(x, out, row, u * width, width, bias, ids[row, u] * width, None)
 
     return kernel(["float32", "int32", "float32", "float32"], shapes, body)
@@ -32,7 +33,7 @@ def experts_out_bias(target: Target, shapes: list[Any], attrs: dict[str, Any]) -
     def body(buffers: list[Any], row: Any) -> None:
         x, ids, weights, bias, out = buffers
         copy_columns(x, out, row, 0, width)
-        with T.serial(0, used) as u:
+        with T.serial(0, used) as u, T.If(ids[row, u] >= 0), T.Then():
             _add(out, out, row, 0, width, bias, ids[row, u] * width, weights[row, u])
 
     return kernel(["float32", "int32", "float32", "float32", "float32"], shapes, body)

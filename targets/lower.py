@@ -1,6 +1,6 @@
 """Ops -> kernels: every `llmc.*` call becomes a `call_tir` of a PrimFunc made for its shapes and the target.
 
-What must stay is refused by name: a module is lowered whole or not at all.
+What must stay is refused by name: a module is lowered whole or not at all. Only what devices do together stays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tvm import ir, relax, tirx
 
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.ops.collective import STAYING
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.targets import (
     attention,
@@ -65,6 +66,8 @@ KERNELS: dict[str, Kernel] = {
     "bounded_gated": elementwise.bounded_gated,
     "xielu": elementwise.xielu,
     "take_rows": rows.take_rows,
+    "take_columns": rows.take_columns,
+    "own_ids": rows.own_ids,
     "argmax": rows.argmax,
     "top": top.top,
     "packed_linear": block_linear.packed_linear,
@@ -133,6 +136,8 @@ def _matched(call: Any, plain: bool) -> _Matched | None:
     found = ops.match(call)
     if found is not None:
         op, tensors, attrs = found
+        if op.name in STAYING:
+            return None
         name, out = op.name, call.ty_args[0]
     elif plain and call.op.same_as(ir.Op.get("relax.add")):
         name, tensors, attrs, out = "add", list(call.args), {}, call.ty
@@ -167,7 +172,8 @@ class _Lower(relax.PyExprMutator):
 
 def lower(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
     """A module of packed ops -> the same module over kernels, each with its own knobs."""
-    missing = sorted(_calls(module) - {f"relax.{name}" for name in PLAIN} - {ops.PREFIX + name for name in KERNELS})
+    known = {f"relax.{name}" for name in PLAIN} | {ops.PREFIX + name for name in (*KERNELS, *STAYING)}
+    missing = sorted(_calls(module) - known)
     if missing:
         raise LlmcError(
             f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"

@@ -77,6 +77,41 @@ def take_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     return kernel(["float32", "int32", "float32"], shapes, body, count=1)
 
 
+def take_columns(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> (M, count): columns from `first` on."""
+    first = int(attrs["first"])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        x, out = buffers
+        columns(
+            int(attrs["count"]),
+            lambda c: T.buffer_store(out, x[row, lanes(first + c)], [row, lanes(c)]),
+            lambda c: T.buffer_store(out, x[row, first + c], [row, c]),
+        )
+
+    return kernel(["float32", "float32"], shapes, body)
+
+
+def own_ids(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """ids (M,) or (M, U) -> those less `first`, -1 where that is not within 0..count - 1."""
+    first, count = int(attrs["first"]), int(attrs["count"])
+
+    def body(buffers: list[Any], row: Any) -> None:
+        ids, out = buffers
+
+        def one(place: list[Any]) -> None:
+            own = ids[tuple(place)] - first
+            T.buffer_store(out, T.Select(T.And(own >= 0, own < count), own, i32(-1)), place)
+
+        if len(shapes[0]) == 1:
+            one([row])
+        else:
+            with T.serial(0, int(shapes[0][1])) as column:
+                one([row, column])
+
+    return kernel(["int32", "int32"], shapes, body)
+
+
 def argmax(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, V) -> the first index of the greatest value (M,).
 

@@ -22,8 +22,8 @@ TOP = 64  # numbers of a row that `top` gives; most ways to choose a token look 
 
 
 def embedding(ids: I32, table: F32) -> F32:
-    """(M,), (V, C) -> (M, C)."""
-    return table[ids]
+    """(M,), (V, C) -> (M, C), zeros where an id is below 0."""
+    return np.where(ids[:, None] < 0, np.float32(0), table[ids])
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
@@ -214,7 +214,7 @@ def pack(weight: F32, format: str) -> NDArray[Any]:
 
 def packed_embedding(ids: I32, table: NDArray[Any], format: str, width: int) -> F32:
     """(M,), packed (V, C = width) -> (M, C)."""
-    return FORMATS[format].unpack(table, table.shape[0] * 16, width)[ids]
+    return embedding(ids, FORMATS[format].unpack(table, table.shape[0] * 16, width))
 
 
 def packed_linear(x: F32, weight: NDArray[Any], format: str, width: int) -> F32:

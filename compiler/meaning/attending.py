@@ -32,8 +32,10 @@ def alibi_slopes(heads: int) -> F32:
 
 def bias_slopes(bias: str, heads: int, scale: float) -> F32:
     """(H,): what attention's `bias` takes off a head's scores for every token of distance."""
-    slopes = alibi_slopes(heads)
-    return {"none": np.zeros_like(slopes), "alibi": slopes, "scaled_alibi": slopes * np.float32(scale)}[bias]
+    kind, _, place = bias.partition("@")
+    first, _, among = (place or f"0/{heads}").partition("/")
+    slopes = alibi_slopes(int(among))[int(first) : int(first) + heads]
+    return {"none": np.zeros_like(slopes), "alibi": slopes, "scaled_alibi": slopes * np.float32(scale)}[kind]
 
 
 def attention(

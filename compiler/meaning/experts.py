@@ -1,7 +1,7 @@
 """What the ops of experts mean, in NumPy, as meaning.py does for the others: slow, obvious, float32.
 
 Letters: M rows, E experts, U of them used by a row, C model width, F an expert's width. Matrices of experts lie one
-under another.
+under another. An id of -1 is nobody's: a slice of it is zeros, and it adds nothing.
 """
 
 from __future__ import annotations
@@ -82,19 +82,26 @@ def gate_rows(x: F32, gate: F32) -> F32:
 
 def experts_bias(x: F32, ids: I32, bias: F32, experts: int) -> F32:
     """(M, U F), (M, U), (E F,) -> (M, U F)."""
-    return x + bias.reshape(experts, -1)[ids].reshape(x.shape)
+    return x + _of_each(bias, ids, experts).reshape(x.shape)
 
 
 def experts_out_bias(x: F32, ids: I32, weights: F32, bias: F32, experts: int) -> F32:
     """(M, C), (M, U), (M, U), (E C,) -> (M, C)."""
-    return (x + np.einsum("mu,muc->mc", weights, bias.reshape(experts, -1)[ids])).astype(np.float32)
+    return (x + np.einsum("mu,muc->mc", weights, _of_each(bias, ids, experts))).astype(np.float32)
+
+
+def _of_each(bias: F32, ids: I32, experts: int) -> F32:
+    """(E F,), (M, U) -> (M, U, F)."""
+    return np.where(ids[..., None] < 0, np.float32(0), bias.reshape(experts, -1)[ids])
 
 
 def experts_in(x: F32, ids: I32, weight: F32, experts: int) -> F32:
     """(M, C), (M, U), (E F, C) -> (M, U F)."""
     matrices = weight.reshape(experts, -1, weight.shape[1])
-    rows = [np.concatenate([matrices[expert] @ row for expert in chosen]) for row, chosen in zip(x, ids, strict=True)]
-    return np.array(rows, np.float32)
+    out = np.zeros((*ids.shape, matrices.shape[1]), np.float32)
+    for row, place in np.argwhere(ids >= 0):
+        out[row, place] = matrices[ids[row, place]] @ x[row]
+    return out.reshape(len(x), -1)
 
 
 def experts_out(x: F32, ids: I32, weights: F32, weight: F32, experts: int) -> F32:
@@ -104,7 +111,8 @@ def experts_out(x: F32, ids: I32, weights: F32, weight: F32, experts: int) -> F3
     out = np.zeros((len(x), matrices.shape[1]), np.float32)
     for row in range(len(x)):
         for expert, share, part in zip(ids[row], weights[row], slices[row], strict=True):
-            out[row] += share * (matrices[expert] @ part)
+            if expert >= 0:
+                out[row] += share * (matrices[expert] @ part)
     return out
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.ops import attending, core, experts, latent, quantized, turning
+from llmc.compiler.ops import attending, collective, core, experts, latent, quantized, turning
 from llmc.compiler.ops.op import Attr, Op
 
 __all__ = ["OPS", "PREFIX", "Attr", "Op", "call", "emit", "match", "register_meanings"]
 
 PREFIX = "llmc."
-_ROWS = (*core.ROWS, *quantized.ROWS, *attending.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS)
+_ROWS = (*core.ROWS, *quantized.ROWS, *attending.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS, *collective.ROWS)
 OPS: dict[str, Op] = {op.name: op for op in _ROWS}
 
 

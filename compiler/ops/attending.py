@@ -27,7 +27,8 @@ ROWS = (
         "later rows of this step too; if `window` is not 0, to those less than so many away; of a sequence s not to "
         "slots holes[s, 0]..holes[s, 1] - 1, holes (S, 2), which end with the page that they begin in, or after it. "
         'Scores are scale * q.k, c tanh(that / c) if soft_cap c is not 0, and with bias "alibi" (else "none") less the '
-        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too. Pages that begin before '
+        'distance in slots times the head\'s slope, with bias "scaled_alibi" times scale too; "@F/N" behind either: '
+        "the heads are F, F + 1, ... of N. Pages that begin before "
         "their sequence's hole lie nearer by the slots of the hole. "
         "An op with an effect: every page it reads it also wrote, so nothing else may touch kv in a step",
         "https://arxiv.org/abs/2309.06180; GQA https://arxiv.org/abs/2305.13245; window arXiv 2004.05150; soft_cap "

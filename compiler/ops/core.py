@@ -42,7 +42,7 @@ ROWS = (
         (),
         lambda s, a: [((s[0][0], s[1][1]), "float32")],
         meaning.embedding,
-        "rows of table (V, C) picked by ids (M,) int32 -> (M, C)",
+        "rows of table (V, C) picked by ids (M,) int32, zeros for an id below 0 -> (M, C)",
         "torch.nn.Embedding",
     ),
     Op(

@@ -37,11 +37,11 @@ def gate_rows(rng: Rng) -> Case:
 
 
 def experts_bias(rng: Rng, op: str) -> Case:
-    """Biases of experts, of which a row may use one twice."""
+    """Biases of experts, of which a row may use one twice, or none in a place."""
     rows, used, count = ROWS[-1], int(rng.integers(1, 5)), int(rng.choice([2, 5]))
     width = int(rng.choice([1, 16, 33, 64]))
     x = rng.standard_normal((rows, width * (used if op == "experts_bias" else 1))).astype(np.float32)
-    ids = rng.integers(0, count, (rows, used)).astype(np.int32)
+    ids = rng.integers(-1, count, (rows, used)).astype(np.int32)
     shares = [rng.random((rows, used)).astype(np.float32)] if op == "experts_out_bias" else []
     bias = rng.standard_normal(count * width).astype(np.float32)
     return Case(op, [x, ids, *shares, bias], {"experts": count}, tuple(range(2 + len(shares))))
@@ -55,7 +55,7 @@ LEFT = {
 
 
 def experts(rng: Rng, op: str, format: str, rows: int = 150) -> Case:
-    """Rows through some experts each, the same one twice among them; 150 are sorted in three blocks."""
+    """Rows through some experts each, the same one twice and none among them; 150 are sorted in three blocks."""
     kind, _, way = op.split("_")
     used, count = int(rng.integers(1, 5)), int(rng.choice([2, 5]))
     long = format.endswith("_k")
@@ -64,6 +64,7 @@ def experts(rng: Rng, op: str, format: str, rows: int = 150) -> Case:
     x = rng.standard_normal((rows, inner * (used if way == "out" else 1))).astype(np.float32)
     left = LEFT[kind](x)
     ids = np.sort(rng.integers(0, count, (rows, used)).astype(np.int32), axis=1)  # as route gives them
+    ids[rng.random(ids.shape) < rng.choice([0, 0.5])] = -1  # as own_ids leaves them
     shares = [rng.random((rows, used)).astype(np.float32)] if way == "out" else []
     weight = packed(rng, format, count * width, inner)
     attrs = {"format": format, "experts": count, "width": width}

@@ -116,6 +116,20 @@ def _take_rows(rng: Rng) -> Case:
     return Case("take_rows", [floats(rng, rows, _width(rng)), picked], {}, (0, 1))
 
 
+def _take_columns(rng: Rng) -> Case:
+    width = _width(rng)
+    first = int(rng.integers(0, width))
+    attrs = {"first": first, "count": int(rng.integers(1, width - first + 1))}
+    return Case("take_columns", [floats(rng, ROWS[-1], width)], attrs, (0,))
+
+
+def _own_ids(rng: Rng) -> Case:
+    """Ids of rows, or of the experts that they use."""
+    shape = (ROWS[-1],) if rng.integers(2) else (ROWS[-1], int(rng.integers(1, 5)))
+    attrs = {"first": int(rng.integers(0, 40)), "count": int(rng.integers(1, 40))}
+    return Case("own_ids", [rng.integers(0, 60, shape).astype(np.int32)], attrs, (0,))
+
+
 def _top(rng: Rng) -> Case:
     """Rows with many equal numbers, in any order, narrower than what is asked for and much wider."""
     x = floats(rng, ROWS[-1], int(rng.choice([1, 40, 64, 65, 130, 5000])))
@@ -157,9 +171,9 @@ def _format_width(rng: Rng, name: str) -> int:
 
 
 def embedding_case(rng: Rng, name: str) -> Case:
-    """A look-up in a table of this format."""
+    """A look-up in a table of this format, of ids that are nobody's too."""
     vocab, width = int(rng.integers(1, 60)), _format_width(rng, name)
-    ids = rng.integers(0, vocab, ROWS[-1]).astype(np.int32)
+    ids = rng.integers(-1, vocab, ROWS[-1]).astype(np.int32)
     return Case("packed_embedding", [ids, packed(rng, name, vocab, width)], {"format": name, "width": width}, (0,))
 
 
@@ -230,6 +244,8 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     ),
     "grow_queries": _grow_queries,
     "take_rows": _take_rows,
+    "take_columns": _take_columns,
+    "own_ids": _own_ids,
     "packed_embedding": _any_of(embedding_case, ["f32", "bf16", "q8", "q4"]),
     "packed_linear": _any_of(lambda rng, name: linear_case(rng, "packed_linear", name), ["f32", "q8"]),
     "bf16_linear": _any_of(lambda rng, name: linear_case(rng, "bf16_linear", name), ["bf16"]),

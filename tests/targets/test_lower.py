@@ -10,6 +10,7 @@ import tvm
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops import OPS
+from llmc.compiler.ops.collective import STAYING
 from llmc.compiler.spec import example
 from llmc.frontends.graph.build import build
 from llmc.passes.lift_weights import bundle_weights
@@ -20,7 +21,7 @@ from llmc.targets.lower import KERNELS, lower
 
 # Rewritten by pack_weights, or computed at compile time.
 REWRITTEN = {"embedding", "linear", "head_linear", "experts_in", "experts_out"}
-WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"}
+WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"} | set(STAYING)
 
 
 def _step(format: str) -> tvm.IRModule:
