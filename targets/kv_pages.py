@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.vector import LANES, f32, prefetch, splat
+from llmc.targets.vector import LANES, f32, fma, lanes, prefetch, splat
 
 LINE = 64  # bytes of a cache line
 
@@ -19,6 +19,9 @@ class Pages:
     D is the head size (`size`), W that rounded up to 16 (`width`). Of K, `elements` are read, `unit` at once, a
     divisor. Of what attention makes from the numbers read, a kind says what differs from plain sums of products.
     """
+
+    functions: tuple[str, ...] = ()  # LLVM's text of what `multiply` calls
+    exp_terms = 6  # of the exponential of scores: enough for what weights are rounded to
 
     def __init__(self, size: int, elements: int) -> None:
         self.size, self.width, self.elements = size, -(-size // LANES) * LANES, elements
@@ -71,9 +74,21 @@ class Pages:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
         raise NotImplementedError
 
+    def multiply(self, x: Any, y: Any, total: Any) -> Any:
+        """total plus x, of a query or of weights, times what K or V has."""
+        return fma(splat(x), y, total)
+
     def products(self, sums: Any, page: Any, head: Any) -> Any:
         """The sums over all elements of K -> q . K of sixteen tokens."""
         return sums
+
+    def rounded(self, weights: Any) -> Any:
+        """Softmax weights of sixteen tokens as their sum and their products take them."""
+        return weights
+
+    def put_weights(self, weights: Any, page: Any, head: Any, scores: Any, place: Any) -> None:
+        """Softmax weights of sixteen tokens into scores[place :], as `mixed` names them."""
+        T.buffer_store(scores, self.weights(weights, page, head), [lanes(place)])
 
     def weights(self, weights: Any, page: Any, head: Any) -> Any:
         """Softmax weights of sixteen tokens, as `values` are multiplied with them; where they are 0, 0."""
@@ -99,6 +114,16 @@ class Pages:
     def end_span(self, vector: int, total: Any) -> Any:
         """The sum of a vector's products in a register of a value -> the sum of weighted values."""
         return total
+
+    def steps(self, tokens: Any) -> Any:
+        """In how many steps the values of so many tokens are mixed."""
+        return tokens
+
+    def mixed(
+        self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any
+    ) -> list[tuple[Any, list[Any]]]:
+        """(index of a weight, `count` registers of values that it is multiplied with), of one step."""
+        return [(step, self.values(page, head, step, register, count))]
 
     def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
         """`count` registers of a token's value."""
