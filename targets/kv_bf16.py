@@ -40,11 +40,14 @@ class Bf16Pages(Pages):
     """
 
     exp_terms = 4
+    at_once = 2
 
     def __init__(self, target: Target, size: int) -> None:
         self.dots, self.pairs = dots_bf16(target), -(-size // 2)
         self.functions = (DOT_BF16,) if self.dots else ()
-        super().__init__(size, self.pairs if self.dots else 2 * self.pairs)
+        # A page's products are so quick then that another page, asked for all at once, would keep them waiting.
+        self.fetches = PAGE // 2 if self.dots else 0
+        super().__init__(size, self.pairs if self.dots else 2 * self.pairs, 2 if self.dots else 4)
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
@@ -126,10 +129,6 @@ class Bf16Pages(Pages):
         """The first column of a register of a value; the last two may overlap."""
         uneven = self.size > LANES and self.size % LANES
         return T.min(register * LANES, self.size - LANES) if uneven else register * LANES
-
-    def steps(self, tokens: Any) -> Any:
-        """In how many steps the values of so many tokens are mixed."""
-        return T.floordiv(tokens + 1, 2)
 
     def mixed(
         self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any

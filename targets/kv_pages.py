@@ -17,15 +17,18 @@ class Pages:
     """Reads and writes of one layer's pages `buffer` (pages, *page_shape) of one kind.
 
     D is the head size (`size`), W that rounded up to 16 (`width`). Of K, `elements` are read, `unit` at once, a
-    divisor. Of what attention makes from the numbers read, a kind says what differs from plain sums of products.
+    divisor and no more than `most`. Of what attention makes from the numbers read, a kind says what differs from plain
+    sums of products.
     """
 
     functions: tuple[str, ...] = ()  # LLVM's text of what `multiply` calls
+    at_once = 1  # tokens whose values are mixed in one step
+    fetches = 0  # in how many steps of mixing what is fetched meanwhile is asked for; 0: before the first
     exp_terms = 6  # of the exponential of scores: enough for what weights are rounded to
 
-    def __init__(self, size: int, elements: int) -> None:
+    def __init__(self, size: int, elements: int, most: int = 4) -> None:
         self.size, self.width, self.elements = size, -(-size // LANES) * LANES, elements
-        self.unit = next(n for n in (4, 2, 1) if elements % n == 0)
+        self.unit = next(n for n in (4, 2, 1) if n <= most and elements % n == 0)
         self.buffer: Any = None
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
@@ -114,10 +117,6 @@ class Pages:
     def end_span(self, vector: int, total: Any) -> Any:
         """The sum of a vector's products in a register of a value -> the sum of weighted values."""
         return total
-
-    def steps(self, tokens: Any) -> Any:
-        """In how many steps the values of so many tokens are mixed."""
-        return tokens
 
     def mixed(
         self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any

@@ -256,11 +256,15 @@ class Attending:
         with T.serial(0, many) as i:
             page = self.pages[i]
             passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
-            kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
+            if not kv.fetches:
+                kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
             given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
             scaled = kv.span_weights(given, page, self.group, register)
             tokens = self.sight.tokens(self.indexes[i])
-            with T.serial(0, kv.steps(tokens)) as step:
+            with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
+                if kv.fetches:
+                    following = self.pages[i + CHUNK]
+                    kv.fetch(following, 0, self.group, passed * kv.fetches + step, parts * kv.fetches)
                 for at, values in kv.mixed(page, self.group, step, register, count, tokens):
                     for v, row in enumerate(places):
                         own_weight = self.scores[self._place(i, own + v) + at]

@@ -174,8 +174,7 @@ def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
     """acc + the products of bfloat16 pairs in two float32 steps, odd column first.
 
-    Weights are int32x16 words, activations one word. (`vdpbf16ps` would do it in one, but this TVM line crashes on
-    a reinterpretation to bfloat16 vectors.)
+    Weights are int32x16 words, activations one word. (`dot_bf16` would do it in one.)
     """
     high = i32(-65536)
     odd = T.reinterpret(T.bitwise_and(weights, splat(high)), dtype="float32x16")
