@@ -3,7 +3,9 @@
 A layer's pages are one tensor (pages, 2, G, 16 D) of numbers, or (pages, 1, G, bytes) of codes and their scales: what
 a page has of a kv head is K, then V. Letters: G kv heads, D head size, W = D rounded up to 16. A page has 16 tokens.
 
-  f32, bf16  K (D, 16), V (16, D), as float32 or as bfloat16 bits in uint16
+  f32        K (D, 16), V (16, D) float32
+  bf16       K (E/2, 16, 2), V (8, D, 2) bfloat16 bits in uint16, E = D rounded up to 2: two elements of a token lie
+             together in K, an element of two tokens in V, as products of pairs take them (targets/kv_bf16.py)
   q8         K: scale (16,) bf16; codes (D, 16) int8, up to 16 W bytes
              V: scale (16,) bf16; codes (16, W) int8
   q4         K: scale (16,) bf16; six-bit codes (W/4, 3, 16): for a token and four elements, byte j < 2 has the low
@@ -23,7 +25,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from llmc.compiler.formats import ceil_to, from_bf16, to_bf16
 
@@ -58,25 +60,60 @@ class Kind(Protocol):
         """What pages hold of K, as it is there: a view (n, G, elements)."""
         ...
 
+    def queries(self, q: F32) -> F32:
+        """Queries as they are multiplied with K."""
+        ...
 
-class _Plain:
-    def __init__(self, dtype: DTypeLike, encode: Any, decode: Any) -> None:
-        self.dtype, self.encode, self.decode = np.dtype(dtype), encode, decode
+
+class _F32:
+    dtype = np.dtype(np.float32)
 
     def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
         return 2, kv_heads, PAGE * head_dim
 
     def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
-        pages[page, 0].reshape(*k.shape, PAGE)[:, :, place] = self.encode(k)
-        pages[page, 1].reshape(len(v), PAGE, -1)[:, place] = self.encode(v)
+        pages[page, 0].reshape(*k.shape, PAGE)[:, :, place] = k
+        pages[page, 1].reshape(len(v), PAGE, -1)[:, place] = v
 
     def load(self, pages: NDArray[Any], head_dim: int) -> tuple[F32, F32]:
         count, _, heads, _ = pages.shape
-        k = self.decode(pages[:, 0]).reshape(count, heads, head_dim, PAGE)
-        return k, self.decode(pages[:, 1]).reshape(count, heads, PAGE, head_dim)
+        k = pages[:, 0].reshape(count, heads, head_dim, PAGE)
+        return k, pages[:, 1].reshape(count, heads, PAGE, head_dim)
 
     def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
         return pages[:, 0]
+
+    def queries(self, q: F32) -> F32:
+        return q
+
+
+class _Bf16:
+    dtype = np.dtype(np.uint16)
+
+    def page_shape(self, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+        return 2, kv_heads, PAGE * ceil_to(head_dim, 2)
+
+    def store(self, pages: NDArray[Any], page: int, place: int, k: F32, v: F32) -> None:
+        keys, values = self._views(pages[page][None], k.shape[1])
+        keys[0, :, :, place] = to_bf16(padded(k, 2)).reshape(len(k), -1, 2)
+        values[0, :, place // 2, :, place % 2] = to_bf16(v)
+
+    def load(self, pages: NDArray[Any], head_dim: int) -> tuple[F32, F32]:
+        keys, values = self._views(pages, head_dim)
+        k = keys.swapaxes(3, 4).reshape(*keys.shape[:2], -1, PAGE)[:, :, :head_dim]
+        return from_bf16(k), from_bf16(values.swapaxes(3, 4).reshape(*values.shape[:2], PAGE, head_dim))
+
+    def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
+        return pages[:, 0]
+
+    def queries(self, q: F32) -> F32:
+        return from_bf16(to_bf16(q))
+
+    def _views(self, pages: NDArray[Any], size: int) -> tuple[U16, U16]:
+        """K (n, G, E/2, 16, 2) and V (n, G, 8, D, 2)."""
+        count, _, heads, _ = pages.shape
+        values = pages[:, 1, :, : PAGE * size]
+        return pages[:, 0].reshape(count, heads, -1, PAGE, 2), values.reshape(count, heads, PAGE // 2, size, 2)
 
 
 class _Q8:
@@ -100,6 +137,9 @@ class _Q8:
 
     def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
         return pages[:, 0, :, : q8_key_bytes(head_dim)]
+
+    def queries(self, q: F32) -> F32:
+        return q
 
     def _views(self, pages: NDArray[Any], size: int) -> tuple[tuple[U16, U8], tuple[U16, U8]]:
         """(scales (n, G, 1, 16), codes) of K (n, G, D, 16) and of V (n, G, 16, W)."""
@@ -144,6 +184,9 @@ class _Q4:
 
     def keys(self, pages: NDArray[Any], head_dim: int) -> NDArray[Any]:
         return pages[:, 0, :, : q4_key_bytes(head_dim)]
+
+    def queries(self, q: F32) -> F32:
+        return q
 
     @staticmethod
     def _encode_values(v: F32) -> tuple[U16, U8]:
@@ -234,8 +277,8 @@ def rotated_block(head_dim: int) -> int:
 
 
 KINDS: dict[str, Kind] = {
-    "f32": _Plain(np.float32, np.asarray, np.asarray),
-    "bf16": _Plain(np.uint16, to_bf16, from_bf16),
+    "f32": _F32(),
+    "bf16": _Bf16(),
     "q8": _Q8(),
     "q4": _Q4(),
 }

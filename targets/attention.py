@@ -47,7 +47,7 @@ def _attention(target: Target, shapes: list[Any], attrs: dict[str, Any], *more: 
     kind = str(attrs["kv_dtype"])
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 5, *["float32"] * len(more), "float32"]
     with IRBuilder() as builder, T.prim_func():
-        kv = pages_of(kind, size)
+        kv = pages_of(target, kind, size)
         qkv, kv.buffer, seqs, slots, holes, indptr, ids, *given, out = arguments(dtypes, shapes)
         write_rows(kv, qkv, seqs, slots, indptr, ids, heads, groups)
         scoring = Scoring(scale, causal, soft_cap, slopes, **dict(zip(more, given, strict=True)))

@@ -23,7 +23,7 @@ def cross_attention(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
     kind = str(attrs["kv_dtype"])
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 4, "float32"]
     with IRBuilder() as builder, T.prim_func():
-        kv = pages_of(kind, size)
+        kv = pages_of(target, kind, size)
         q, kv.buffer, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
 
         def last(row: Any) -> Any:

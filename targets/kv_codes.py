@@ -13,7 +13,19 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE, SMALLEST_SCALE, TABLE
 from llmc.targets.kv_pages import Pages
-from llmc.targets.vector import LANES, f32, first_lane, greatest, i32, lanes, registers, round_bf16, splat, widen_bf16
+from llmc.targets.vector import (
+    LANES,
+    f32,
+    first_lane,
+    greatest,
+    i32,
+    lanes,
+    registers,
+    round_bf16,
+    splat,
+    widen_bf16,
+    widened,
+)
 
 
 def within(x: Any, low: float, high: float) -> Any:
@@ -97,8 +109,3 @@ class CodePages(Pages):
         """Weights of sixteen tokens times a table of V: a place that was never written may hold any number, NaN too."""
         zero = splat(f32(0))
         return T.Select(weights > zero, weights * self.table(page, 1, head, number), zero)
-
-
-def widened(bits: Any) -> Any:
-    """A scalar bfloat16's int32 bits -> float32."""
-    return T.reinterpret(T.shift_left(bits, i32(16)), dtype="float32")

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.vector import LANES, f32, prefetch, splat
+from llmc.targets.vector import LANES, f32, fma, lanes, prefetch, splat
 
 LINE = 64  # bytes of a cache line
 
@@ -17,12 +17,18 @@ class Pages:
     """Reads and writes of one layer's pages `buffer` (pages, *page_shape) of one kind.
 
     D is the head size (`size`), W that rounded up to 16 (`width`). Of K, `elements` are read, `unit` at once, a
-    divisor. Of what attention makes from the numbers read, a kind says what differs from plain sums of products.
+    divisor and no more than `most`. Of what attention makes from the numbers read, a kind says what differs from plain
+    sums of products.
     """
 
-    def __init__(self, size: int, elements: int) -> None:
+    functions: tuple[str, ...] = ()  # LLVM's text of what `multiply` calls
+    at_once = 1  # tokens whose values are mixed in one step
+    fetches = 0  # in how many steps of mixing what is fetched meanwhile is asked for; 0: before the first
+    exp_terms = 6  # of the exponential of scores: enough for what weights are rounded to
+
+    def __init__(self, size: int, elements: int, most: int = 4) -> None:
         self.size, self.width, self.elements = size, -(-size // LANES) * LANES, elements
-        self.unit = next(n for n in (4, 2, 1) if elements % n == 0)
+        self.unit = next(n for n in (4, 2, 1) if n <= most and elements % n == 0)
         self.buffer: Any = None
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
@@ -71,9 +77,21 @@ class Pages:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
         raise NotImplementedError
 
+    def multiply(self, x: Any, y: Any, total: Any) -> Any:
+        """total plus x, of a query or of weights, times what K or V has."""
+        return fma(splat(x), y, total)
+
     def products(self, sums: Any, page: Any, head: Any) -> Any:
         """The sums over all elements of K -> q . K of sixteen tokens."""
         return sums
+
+    def rounded(self, weights: Any) -> Any:
+        """Softmax weights of sixteen tokens as their sum and their products take them."""
+        return weights
+
+    def put_weights(self, weights: Any, page: Any, head: Any, scores: Any, place: Any) -> None:
+        """Softmax weights of sixteen tokens into scores[place :], as `mixed` names them."""
+        T.buffer_store(scores, self.weights(weights, page, head), [lanes(place)])
 
     def weights(self, weights: Any, page: Any, head: Any) -> Any:
         """Softmax weights of sixteen tokens, as `values` are multiplied with them; where they are 0, 0."""
@@ -99,6 +117,12 @@ class Pages:
     def end_span(self, vector: int, total: Any) -> Any:
         """The sum of a vector's products in a register of a value -> the sum of weighted values."""
         return total
+
+    def mixed(
+        self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any
+    ) -> list[tuple[Any, list[Any]]]:
+        """(index of a weight, `count` registers of values that it is multiplied with), of one step."""
+        return [(step, self.values(page, head, step, register, count))]
 
     def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
         """`count` registers of a token's value."""

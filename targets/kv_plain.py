@@ -1,23 +1,21 @@
-"""Reads and writes of KV pages that hold numbers, f32 or bf16, inside the attention kernel (compiler/kv_pages.py)."""
+"""Reads and writes of KV pages that hold float32 inside the attention kernel (compiler/kv_pages.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
 from llmc.targets.kv_pages import Pages
-from llmc.targets.vector import LANES, f32, held, lanes, registers, round_bf16, splat, widen_bf16
+from llmc.targets.vector import LANES, f32, held, lanes, registers, splat
 
 
 class PlainPages(Pages):
     """One layer's pages (pages, 2, G, 16 D): K of a head as (D, 16), V as (16, D)."""
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(size, size)
-        self.kind = kind
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
@@ -41,7 +39,7 @@ class PlainPages(Pages):
 
     def span_of(self, side: int, head: Any) -> tuple[list[Any], int, int]:
         """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
-        return [side, head, 0], self.size * PAGE, 4 if self.kind == "f32" else 2
+        return [side, head, 0], self.size * PAGE, 4
 
     def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
@@ -60,20 +58,11 @@ class PlainPages(Pages):
         out = registers((LANES,), "float32")
         T.buffer_store(out, splat(f32(0)), [lanes(0)])
         with T.serial(0, self.size) as d:
-            T.buffer_store(out, self._load_one(page, 1, head, start + d), [d])
+            T.buffer_store(out, self.buffer[page, 1, head, start + d], [d])
         return [out[lanes(0)]]
 
     def _load(self, page: Any, side: int, head: Any, at: Any) -> Any:
-        value = self.buffer[page, side, head, lanes(at)]
-        return widen_bf16(value) if self.kind == "bf16" else value
-
-    def _load_one(self, page: Any, side: int, head: Any, at: Any) -> Any:
-        value = self.buffer[page, side, head, at]
-        if self.kind == "f32":
-            return value
-        return T.reinterpret(T.shift_left(T.cast(value, "uint32"), tirx.const(16, "uint32")), dtype="float32")
+        return self.buffer[page, side, head, lanes(at)]
 
     def _store(self, value: Any, page: Any, side: int, head: Any, at: Any) -> None:
-        if self.kind == "bf16":
-            value = T.cast(round_bf16(value), "uint16")
         T.buffer_store(self.buffer, value, [page, side, head, at])

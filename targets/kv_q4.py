@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import GROUP, PAGE, TABLE, q4_key_bytes, rotated_block
-from llmc.targets.kv_codes import CodePages, widened, within
+from llmc.targets.kv_codes import CodePages, within
 from llmc.targets.vector import (
     LANES,
     butterfly,
@@ -24,6 +24,7 @@ from llmc.targets.vector import (
     round_bf16,
     round_int,
     splat,
+    widened,
 )
 
 

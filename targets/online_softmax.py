@@ -15,6 +15,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.targets.kv_bf16 import Bf16Pages
 from llmc.targets.kv_pages import Pages
 from llmc.targets.kv_plain import PlainPages
 from llmc.targets.kv_q4 import Q4Pages
@@ -27,11 +28,11 @@ from llmc.targets.vector import LANES, exp, f32, fma, greatest, held, lanes, red
 HIDDEN = -1e30  # the score of a token a row may not see
 
 
-def pages_of(kind: str, size: int) -> Pages:
+def pages_of(target: Target, kind: str, size: int) -> Pages:
     """What reads and writes pages of a kind, of heads of this size."""
-    if kind == "q8":
-        return Q8Pages(size)
-    return Q4Pages(size) if kind == "q4" else PlainPages(kind, size)
+    if kind == "bf16":
+        return Bf16Pages(target, size)
+    return {"f32": PlainPages, "q8": Q8Pages, "q4": Q4Pages}[kind](size)
 
 
 def registers_of(target: Target) -> int:
@@ -201,7 +202,7 @@ class Attending:
                     for v in range(block.vectors):
                         query = self.queries[(own + v) * kv.width + unit * kv.unit + e]
                         for p, row in enumerate(places):
-                            T.buffer_store(sums, fma(splat(query), keys[p][e], sums[row[v]]), [row[v]])
+                            T.buffer_store(sums, kv.multiply(query, keys[p][e], sums[row[v]]), [row[v]])
             for p, row in enumerate(places):
                 for v, place in enumerate(row):
                     products = kv.products(sums[place], pages[p], self.group)
@@ -227,12 +228,12 @@ class Attending:
         with T.serial(0, block.room) as vector:
             to.put(greatest(to.get(vector, width + LANES)), vector, width + LANES)
         with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
-            place = lanes(self._place(i, vector))
-            score, zero = self.scores[place], splat(f32(0))
-            weight = exp(score - to.get(vector, width + LANES))
-            weight = held(T.Select(score > splat(f32(HIDDEN)), weight, zero))
+            place = self._place(i, vector)
+            score, zero = self.scores[lanes(place)], splat(f32(0))
+            weight = exp(score - to.get(vector, width + LANES), self.kv.exp_terms)
+            weight = held(self.kv.rounded(T.Select(score > splat(f32(HIDDEN)), weight, zero)))
             to.put(to.get(vector, width) + weight, vector, width)
-            T.buffer_store(self.scores, self.kv.weights(weight, self.pages[i], self.group), [place])
+            self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
 
     def _mix(self, many: Any, to: Records) -> None:
         """Weights times values, into the records; K of the following chunk is fetched meanwhile."""
@@ -255,16 +256,21 @@ class Attending:
         with T.serial(0, many) as i:
             page = self.pages[i]
             passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
-            kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
+            if not kv.fetches:
+                kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
             given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
             scaled = kv.span_weights(given, page, self.group, register)
-            with T.serial(0, self.sight.tokens(self.indexes[i])) as token:
-                values = kv.values(page, self.group, token, register, count)
-                for v, row in enumerate(places):
-                    own_weight = self.scores[self._place(i, own + v) + token]
-                    weight = own_weight if scaled is None else scaled[v * LANES + token]
-                    for value, place in zip(values, row, strict=True):
-                        T.buffer_store(sums, fma(splat(weight), value, sums[place]), [place])
+            tokens = self.sight.tokens(self.indexes[i])
+            with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
+                if kv.fetches:
+                    following = self.pages[i + CHUNK]
+                    kv.fetch(following, 0, self.group, passed * kv.fetches + step, parts * kv.fetches)
+                for at, values in kv.mixed(page, self.group, step, register, count, tokens):
+                    for v, row in enumerate(places):
+                        own_weight = self.scores[self._place(i, own + v) + at]
+                        weight = own_weight if scaled is None else scaled[v * LANES + at]
+                        for value, place in zip(values, row, strict=True):
+                            T.buffer_store(sums, kv.multiply(weight, value, sums[place]), [place])
         for v, row in enumerate(places):
             for c, place in enumerate(row):
                 to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))

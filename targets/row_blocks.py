@@ -17,7 +17,7 @@ from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.scoring import Scoring
 from llmc.targets.sight import Places, Sight
 from llmc.targets.target import Target
-from llmc.targets.vector import i32, registers
+from llmc.targets.vector import i32, imported, registers
 
 VECTORS = 24  # query vectors of a block, if a row has fewer
 FEW_TASKS = 32  # fewer are split by chunks even where a row fills a block
@@ -27,7 +27,8 @@ def attend(
     target: Target, kv: Pages, q: Any, out: Any, places: Places, heads: int, groups: int, scoring: Scoring
 ) -> None:
     """Every row of q (M, ...) to what it sees -> out (M, H D)."""
-    _Rows(target, kv, q, out, places, heads, groups, scoring).emit()
+    with imported(*kv.functions):
+        _Rows(target, kv, q, out, places, heads, groups, scoring).emit()
 
 
 def parts_of(heads: int) -> int:

@@ -22,7 +22,7 @@ def store_kv(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
     groups, kind = int(attrs["kv_heads"]), str(attrs["kv_dtype"])
     dtypes = ["float32", str(KINDS[kind].dtype), *["int32"] * 5]
     with IRBuilder() as builder, T.prim_func():
-        kv = pages_of(kind, int(attrs["head_dim"]))
+        kv = pages_of(target, kind, int(attrs["head_dim"]))
         given, kv.buffer, seqs, slots, indptr, ids, out = arguments(dtypes, shapes)
         write_rows(kv, given, seqs, slots, indptr, ids, 0, groups)
         T.buffer_store(out, i32(0), [0])

@@ -20,7 +20,7 @@ def load_keys(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     """kv pages, page_ids (n,) -> K of their tokens (16 n, G D)."""
     groups, size, kind = int(attrs["kv_heads"]), int(attrs["head_dim"]), str(attrs["kv_dtype"])
     with IRBuilder() as builder, T.prim_func():
-        kv = pages_of(kind, size)
+        kv = pages_of(target, kind, size)
         kv.buffer, ids, out = arguments([str(KINDS[kind].dtype), "int32", "float32"], shapes)
         with T.parallel(0, shapes[1][0] * groups) as task:
             place, head = T.floordiv(task, groups), T.floormod(task, groups)
@@ -34,7 +34,7 @@ def store_keys(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
     """rows (16 n, G D), kv pages, from_ids, to_ids (n,) -> (1,), a zero: pages copied, but K, which is rows."""
     groups, size, kind = int(attrs["kv_heads"]), int(attrs["head_dim"]), str(attrs["kv_dtype"])
     with IRBuilder() as builder, T.prim_func():
-        kv = pages_of(kind, size)
+        kv = pages_of(target, kind, size)
         rows, kv.buffer, from_ids, to_ids, out = arguments(["float32", str(KINDS[kind].dtype), *["int32"] * 3], shapes)
         with T.parallel(0, shapes[2][0]) as place:
             _copy(kv.buffer, from_ids[place], to_ids[place])

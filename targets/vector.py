@@ -7,6 +7,8 @@ every target unless its docstring says otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,15 @@ def held(x: Any, dtype: str = "float32") -> Any:
     out = registers((LANES,), dtype)
     T.buffer_store(out, x, [lanes(0)])
     return out[lanes(0)]
+
+
+@contextmanager
+def imported(*functions: str) -> Iterator[None]:
+    """A part of a kernel that may call these functions, LLVM's text."""
+    with ExitStack() as stack:
+        for text in functions:
+            stack.enter_context(T.attr(i32(0), "pragma_import_llvm", text))
+        yield
 
 
 def prefetch(pointer: Any) -> None:
@@ -163,8 +174,7 @@ def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
     """acc + the products of bfloat16 pairs in two float32 steps, odd column first.
 
-    Weights are int32x16 words, activations one word. (`vdpbf16ps` would do it in one, but this TVM line crashes on
-    a reinterpretation to bfloat16 vectors.)
+    Weights are int32x16 words, activations one word. (`dot_bf16` would do it in one.)
     """
     high = i32(-65536)
     odd = T.reinterpret(T.bitwise_and(weights, splat(high)), dtype="float32x16")
@@ -172,6 +182,31 @@ def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
     x_odd = T.reinterpret(T.bitwise_and(activations, high), dtype="float32")
     x_even = T.reinterpret(T.shift_left(activations, i32(16)), dtype="float32")
     return fma(even, splat(x_even), fma(odd, splat(x_odd), acc))
+
+
+# One instruction for two products. Words of pairs, because this TVM crashes on a reinterpretation as bfloat16 vectors.
+DOT_BF16 = """
+define <16 x float> @llmc_dot_bf16(<16 x float> %acc, <16 x i32> %a, <16 x i32> %b) alwaysinline {
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %acc, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %r
+}
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+"""
+
+
+def dots_bf16(target: Target) -> bool:
+    """Whether one instruction multiplies pairs of bfloat16."""
+    return target.has("avx512_bf16") and target.has("avx512f")
+
+
+def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
+    """acc + the products of the bfloat16 pairs in int32x16 words, where `dots_bf16`, in a kernel that has DOT_BF16.
+
+    In two steps, the odd ones first, each rounded once, as fma would; but numbers below 2^-126 are zero.
+    """
+    return T.call_extern("float32x16", "llmc_dot_bf16", acc, a, b)
 
 
 def widen_f16(target: Target, words: Any) -> Any:
@@ -190,6 +225,17 @@ def widen_f16(target: Target, words: Any) -> Any:
 def widen_bf16(halves: Any) -> Any:
     """uint16x16 bfloat16 bits -> float32x16."""
     return T.reinterpret(T.shift_left(T.cast(halves, "int32x16"), splat(i32(16))), dtype="float32x16")
+
+
+def near_bf16(x: Any) -> Any:
+    """float32x16 -> the nearest bfloat16, those half-way away from zero: half the instructions of ties to even."""
+    bits = T.reinterpret(x, dtype="int32x16") + splat(i32(0x8000))
+    return T.reinterpret(T.bitwise_and(bits, splat(i32(-65536))), dtype="float32x16")
+
+
+def widened(bits: Any) -> Any:
+    """A scalar bfloat16's int32 bits -> float32."""
+    return T.reinterpret(T.shift_left(bits, i32(16)), dtype="float32")
 
 
 def round_bf16(value: Any) -> Any:
@@ -213,10 +259,11 @@ def round_int(x: Any) -> Any:
     return T.reinterpret(x + splat(f32(magic)), dtype="int32x16") - splat(i32(0x4B400000))
 
 
-def exp(x: Any) -> Any:
+def exp(x: Any, terms: int = 6) -> Any:
     """e^x in float32x16 for x <= 88, within 2 ulp; below -87 it is e^-87, near enough to 0.
 
-    2^n * e^r with n = round(x / ln 2) by adding 1.5 * 2^23, r by Cody-Waite in two parts, e^r by a degree-6 polynomial.
+    2^n * e^r with n = round(x / ln 2) by adding 1.5 * 2^23, r by Cody-Waite in two parts, e^r by a polynomial of degree
+    `terms`: with 4 of them it is within 4.4e-5, relatively.
     """
     low = splat(f32(-87.0))
     x = T.max(x, low)
@@ -224,11 +271,11 @@ def exp(x: Any) -> Any:
     n = fma(x, splat(f32(1 / math.log(2))), shifter) - shifter
     r = fma(n, splat(f32(-0.693359375)), x)
     r = fma(n, splat(f32(2.12194440e-4)), r)
-    poly = splat(f32(1 / 720))
-    for divisor in (120, 24, 6, 2, 1, 1):
-        poly = fma(poly, r, splat(f32(1 / divisor)))
-    power = T.shift_left(T.cast(n, "int32x16") + splat(i32(127)), splat(i32(23)))
-    return poly * T.reinterpret(power, dtype="float32x16")
+    poly = splat(f32(1 / math.factorial(terms)))
+    for power in range(terms - 1, -1, -1):
+        poly = fma(poly, r, splat(f32(1 / math.factorial(power))))
+    scale = T.shift_left(T.cast(n, "int32x16") + splat(i32(127)), splat(i32(23)))
+    return poly * T.reinterpret(scale, dtype="float32x16")
 
 
 def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:

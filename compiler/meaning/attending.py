@@ -1,5 +1,7 @@
 """What the ops of attention mean, in NumPy, as meaning/__init__.py does for the others: slow, obvious, float32.
 
+Over bf16 pages kernels round softmax weights to bfloat16, which is left out here.
+
 Letters: M rows, H query heads, G kv heads, D head size, S sequences, T tokens that a row sees.
 """
 
@@ -94,7 +96,7 @@ def cross_attention(
 ) -> F32:  # fmt: skip
     """q (M, H D), source_lengths (S,), source_indptr (S + 1,) -> (M, H D). Row i sees all of its sequence's source."""
     out = np.empty((len(q), heads, head_dim), np.float32)
-    for i, row in enumerate(q.reshape(out.shape)):
+    for i, row in enumerate(KINDS[kv_dtype].queries(q.reshape(out.shape))):
         seen = np.arange(source_lengths[seqs[i]])
         keys, values = _tokens(kv, source_ids[source_indptr[seqs[i]] :], kv_dtype, head_dim, seen)
         out[i] = _mix(_scores(row, keys, scale, 0), values)
@@ -140,7 +142,7 @@ def _store(
     q, k, v = np.split(qkv.reshape(len(qkv), -1, head_dim), [heads, heads + kv_heads], axis=1)
     for i, slot in enumerate(slots):
         KINDS[kv_dtype].store(kv, page_ids[page_indptr[seqs[i]] + slot // PAGE], slot % PAGE, k[i], v[i])
-    return q
+    return KINDS[kv_dtype].queries(q)
 
 
 def _seen(seqs: I32, slots: I32, holes: I32, window: int, causal: int) -> Iterator[tuple[I64, I64]]:

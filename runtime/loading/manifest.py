@@ -134,7 +134,8 @@ class KvLayout:
             return (1, self.kv_heads, 64 + 32 * padded)
         if self.dtype == "q4":
             return (1, self.kv_heads, 32 + 64 * groups + 20 * padded)
-        return (2, self.kv_heads, PAGE_TOKENS * self.head_dim)
+        size = self.head_dim + (self.dtype == "bf16" and self.head_dim % 2)  # elements lie in pairs
+        return (2, self.kv_heads, PAGE_TOKENS * size)
 
     @property
     def token_bytes(self) -> int:

@@ -121,7 +121,8 @@ std::vector<int64_t> wanted_page_shape(const KvLayout& kv) {
   int64_t padded = (kv.head_dim + 15) / 16 * 16, groups = (kv.head_dim + 31) / 32;
   if (kv.dtype == "q8") return {1, kv.kv_heads, 64 + 32 * padded};
   if (kv.dtype == "q4") return {1, kv.kv_heads, 32 + 64 * groups + 20 * padded};
-  return {2, kv.kv_heads, kPageTokens * kv.head_dim};
+  int64_t size = kv.dtype == "bf16" ? (kv.head_dim + 1) / 2 * 2 : kv.head_dim;  // elements lie in pairs
+  return {2, kv.kv_heads, kPageTokens * size};
 }
 
 // Problems that only show when parts of the manifest are held against each other.

@@ -21,6 +21,10 @@ from llmc.targets.target import Target
 Rng = np.random.Generator
 
 
+# Relative to the greatest output. Sums of up to 150 products in float32, in another order than NumPy's.
+TOLERANCE = 3e-6
+
+
 @dataclass(frozen=True)
 class Case:
     """Operands and attributes of one call; `symbolic` are the operands whose first size is unknown to the kernel."""
@@ -29,6 +33,7 @@ class Case:
     arrays: list[np.ndarray]
     attrs: dict[str, Any]
     symbolic: tuple[int, ...]
+    tolerance: float = TOLERANCE
 
 
 def floats(rng: Rng, *shape: int) -> np.ndarray:
@@ -252,9 +257,6 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "i8_linear": _any_of(lambda rng, name: linear_case(rng, "i8_linear", name), ["q8", "q4"]),
 }
 
-# Relative to the greatest output. Sums of up to 150 products in float32, in another order than NumPy's.
-TOLERANCE = 3e-6
-
 
 def run(case: Case, target: Target) -> list[np.ndarray]:
     """Compile the kernel for the case's shapes, run it on poisoned outputs, compare with the meaning."""
@@ -334,4 +336,4 @@ def compare(case: Case, got: np.ndarray, wanted: np.ndarray) -> None:
         np.testing.assert_array_equal(got, wanted, err_msg=where)
         return
     scale = max(float(np.abs(wanted).max()), 1e-6)
-    np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=TOLERANCE, err_msg=where)
+    np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=case.tolerance, err_msg=where)

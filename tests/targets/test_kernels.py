@@ -33,7 +33,7 @@ from kernel_cases import (
 from latent_kernel_cases import LATENT_CASES
 
 FLAGS = targets.cpu_flags()
-NEWER = {"avx512_vnni", "avx512vbmi", "avx_vnni"}
+NEWER = {"avx512_vnni", "avx512vbmi", "avx512_bf16", "avx_vnni"}
 
 
 def _without(*flags: str) -> targets.Target:

@@ -66,6 +66,9 @@ def test_target_facts_come_from_flags_alone() -> None:
     def name(*flags: str, arch: str = "x86_64") -> str:
         return targets.native(frozenset(flags), arch).name
 
+    bf16 = avx512 | {"avx512_vnni", "avx512vbmi", "avx512_bf16"}
+    assert name(*bf16, "amx_tile", "amx_int8") == "cpu-amx_int8"
+    assert name(*bf16) == "cpu-avx512_bf16"
     assert name(*avx512, "avx512_vnni", "avx512vbmi") == "cpu-avx512_vbmi"
     assert name(*avx512, "avx512_vnni") == "cpu-avx512_vnni"
     assert name(*avx512) == "cpu-avx512f"
@@ -94,6 +97,7 @@ def test_variants_are_ordered_and_the_last_runs_everywhere(arch: str) -> None:
 def test_only_code_that_nothing_newer_changes_serves_another_variant() -> None:
     x86 = {target.name: target for target in targets.variants("x86_64")}
     assert x86["cpu-avx512f"].serves(x86["cpu-avx512_vbmi"])
+    assert x86["cpu-avx512f"].serves(x86["cpu-avx512_bf16"])
     assert x86["cpu-avx2"].serves(x86["cpu-avx_vnni"])
     assert not x86["cpu-avx2"].serves(x86["cpu-avx512f"])
     assert not x86["cpu-avx512_vnni"].serves(x86["cpu-avx512f"])
