@@ -27,30 +27,31 @@ LIBRARY = "library"  # the stage that progress names; of several variants it is 
 
 
 def write_libraries(
-    folder: Path, lower: Lower, targets: Sequence[Target], tvm_runtime: Path | None, report: Progress
+    folder: Path, lower: Lower, targets: Sequence[Target], tvm_runtime: Path | None, report: Progress, of: str = ""
 ) -> list[dict[str, Any]]:
     """Machine code of what `lower` gives for each target, in lib/; the manifest's entries of the variants, in order.
 
-    `tvm_runtime` is where TVM's runtime for their architecture is; None for this machine's own.
+    `tvm_runtime` is where TVM's runtime for their architecture is; None for this machine's own. `of` ends the files'
+    names where a variant has several: one for each device.
     """
     made = targets
     if len(targets) == 1:
-        _write_here(folder, lower, targets[0], report)
+        _write_here(folder / _file(targets[0], of), lower, targets[0], report)
     else:
-        made = _write_apart(folder, lower, targets, report)
+        made = _write_apart(folder, lower, targets, report, of)
     copy_runtime(find_runtime(targets[0].arch, tvm_runtime), folder / "lib")
-    return [{"file": _file(t), "name": t.name, "arch": t.arch, "requires": list(t.requires)} for t in made]
+    return [{"file": _file(t, of), "name": t.name, "arch": t.arch, "requires": list(t.requires)} for t in made]
 
 
-def _file(target: Target) -> str:
-    return f"lib/{target.name}.so"
+def _file(target: Target, of: str) -> str:
+    return f"lib/{target.name}{of}.so"
 
 
-def _write_here(folder: Path, lower: Lower, target: Target, report: Progress) -> None:
+def _write_here(path: Path, lower: Lower, target: Target, report: Progress) -> None:
     report(LIBRARY, 0, 2)
     lowered = lower(target)
     report(LIBRARY, 1, 2)
-    write_library(lowered, target, folder / _file(target))
+    write_library(lowered, target, path)
     report(LIBRARY, 2, 2)
 
 
@@ -61,7 +62,7 @@ def write_library(lowered: Any, target: Target, path: Path) -> None:
     compile_module(lowered, target).export_library(str(path), cc=target.linker)
 
 
-def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: Progress) -> list[Target]:
+def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: Progress, of: str) -> list[Target]:
     """The same for each target; kernels are made here, while processes compile those of the targets before.
 
     The targets that got a library: see `_distinct`.
@@ -73,7 +74,7 @@ def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: 
             report(f"{LIBRARY} {target.name}", 0, 1)
             while len(running) >= _processes():
                 _finish_one(running, report)
-            child = _Child(lowered, target, folder / _file(target))
+            child = _Child(lowered, target, folder / _file(target, of))
             running[child.process.sentinel] = child
             made.append(target)
         while running:

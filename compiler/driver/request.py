@@ -13,6 +13,7 @@ from llmc.compiler.driver.tvm_runtime import find_runtime
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED
 from llmc.compiler.kv_pages import KINDS
+from llmc.compiler.placement import Placement, parse_placement
 from llmc.compiler.spec import ModelSpec, from_toml
 from llmc.compiler.text_file import read_text
 
@@ -40,11 +41,19 @@ class Request:
     layer_groups: int | None = None
     tuned: Path | None = None
     tvm_runtime: Path | None = None
+    devices: str | None = None
+    split: str | None = None
 
     @property
     def measures(self) -> bool:
         """Whether the unquantized model has to run."""
         return self.check or self.calib is not None or self.bpw is not None or self.size is not None
+
+    @property
+    def placement(self) -> Placement | None:
+        """The devices that the model is cut for; None for a model that is left whole."""
+        found = None if self.devices is None else parse_placement(self.devices, self.split)
+        return None if found is None or found.kind == "whole" else found
 
     def budget(self, weights: int) -> Budget | None:
         """The most bytes, for a model of so many weights."""
@@ -78,12 +87,28 @@ def check_choices(request: Request) -> tuple[targets.Target, ...]:
         raise LlmcError(f"--bpw {request.bpw:g}: wanted more than 0 and at most 32 bits per weight")
     if request.size is not None and request.size <= 0:
         raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
+    _check_devices(request)
     chosen = targets.get(request.target)
     linker, arch = chosen[0].linker, chosen[0].arch
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")
     find_runtime(arch, request.tvm_runtime)
     return chosen
+
+
+def _check_devices(request: Request) -> None:
+    if request.devices is None and request.split is not None:
+        raise LlmcError(f"--split {request.split[:200]}: of no devices; give --devices too")
+    placement = request.placement
+    if placement is None:
+        return
+    other = [str(device) for stage in placement.stages for device in stage if device.kind not in ("", "cpu")]
+    if other:
+        raise LlmcError(f"--devices: {', '.join(other)}: workers run on CPUs only so far")
+    if request.layer_groups is not None:
+        raise LlmcError("--layer-groups and --devices: the step in parts is for one device so far")
+    if request.check:
+        raise LlmcError("--check: one process cannot run an artifact for several devices; check the whole model's")
 
 
 def read_spec(path: Path) -> ModelSpec:

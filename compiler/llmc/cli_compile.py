@@ -118,6 +118,12 @@ Formats, with bits per weight:
     metavar="N",
     help="Compile the layers in N groups too, for prompts that are read a group a step (docs/engine.md).",
 )
+@click.option(
+    "--devices",
+    metavar="STRING",
+    help="Cut the model for several devices, '0&1' by tensor, '0;1' by layer (docs/partition.md); implies --no-check.",
+)
+@click.option("--split", metavar="N:N", help="How much each device takes, as 3:1; equal parts unless given.")
 @click.option("--tuned", metavar="DB.json", help="Use the knobs that `llmc tune` found; others as shipped.")
 @click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
@@ -140,6 +146,8 @@ def compile_command(
         source = with_revision(source, revision)
     if save_recipe is not None and not Path(save_recipe).resolve().parent.is_dir():
         raise click.ClickException(f"{save_recipe}: its folder does not exist")
+    if options["devices"] is not None:
+        options["check"] = False
     with progress_bars() as progress:
         result = compile_model(source, output, progress=progress, **options)
     if save_recipe is not None:

@@ -104,8 +104,12 @@ def run(
         run_graph(artifact, inputs, output_dir, threads, as_json)
         return
     options = given(decoding, as_json)
-    text = read_prompt(prompt)
     import llmc.runtime
+    from llmc.runtime.workers.attend import attend
+
+    if attend(artifact, threads):
+        return
+    text = read_prompt(prompt)
 
     with progress_bars() as progress:
         model = llmc.runtime.load(artifact, threads=threads, progress=progress)

@@ -24,25 +24,29 @@ _INT32 = 2**31 - 1
 
 # What a model is for: text that goes on, one vector a text, the words behind masks, or a text made of another one.
 TASKS = ("generate", "embed", "fill", "translate")
+DEVICES = "devices"  # the key of an artifact that device_manifest.py reads
 GRAPH = "graph"  # the task of an artifact that graph_manifest.py reads
 _ID = schema.whole(0, _INT32)
+
+VARIANTS = schema.items(
+    schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
+    least=1,
+)
+WEIGHTS = schema.record(
+    file=schema.text,
+    chunk_bytes=schema.whole(4096, 2**31),
+    chunks=schema.items(schema.sha256_hex, 1),
+    order=schema.items(schema.text),
+)
 
 # What every artifact has, whatever it is for.
 PACKAGE: dict[str, schema.Check] = {
     "format": schema.one_of(FORMAT),
     "name": schema.text,
     "quantization": schema.anything,
-    "variants": schema.items(
-        schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
-        least=1,
-    ),
+    "variants": VARIANTS,
     "runtime": schema.text,
-    "weights": schema.record(
-        file=schema.text,
-        chunk_bytes=schema.whole(4096, 2**31),
-        chunks=schema.items(schema.sha256_hex, 1),
-        order=schema.items(schema.text),
-    ),
+    "weights": WEIGHTS,
     "compiler": schema.anything,
     "files": schema.mapping(
         schema.record(sha256=schema.sha256_hex, bytes=schema.whole(0, 2**60)),
@@ -164,6 +168,11 @@ class Package:
     order: tuple[str, ...]
     files: dict[str, FileEntry]
 
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Files that other processes load and check, and this one does not."""
+        return frozenset()
+
 
 @dataclass(frozen=True)
 class Manifest(Package):
@@ -200,6 +209,16 @@ def read_manifest(folder: Path) -> Manifest:
     path, raw = folder / MANIFEST, read_document(folder)
     if raw.get("task") == GRAPH:
         raise ArtifactError(f"{folder}: a graph, not a model of text; give it arrays: llmc run {folder.name} --input")
+    if DEVICES in raw:
+        raise ArtifactError(
+            f"{folder}: compiled for several devices, a process each: mpirun -n N llmc run {folder.name}, or compile "
+            "it without --devices"
+        )
+    return model_manifest(path, raw)
+
+
+def model_manifest(path: Path, raw: dict[str, Any]) -> Manifest:
+    """The manifest in a document, which is of one device."""
     problems = _SCHEMA(raw, "manifest")
     if problems:
         raise ArtifactError(f"{path}: {listed(problems)}; compile the model again")
@@ -313,17 +332,24 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
 
 def package_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a Package from a document that PACKAGE has checked."""
-    weights = raw["weights"]
     return {
         "raw": raw,
         "sha256": raw["manifest_sha256"],
-        "variants": tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
+        **loaded_fields(raw),
         "runtime": raw["runtime"],
+        "files": {name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
+    }
+
+
+def loaded_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """Those that say what one process loads."""
+    weights = raw["weights"]
+    return {
+        "variants": tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
         "weights": weights["file"],
         "chunk_bytes": weights["chunk_bytes"],
         "chunks": tuple(weights["chunks"]),
         "order": tuple(weights["order"]),
-        "files": {name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
     }
 
 

@@ -165,6 +165,9 @@ Manifest read_manifest(const std::string& folder) {
     throw ArtifactError(shown(folder) + ": made to " + shown(task->text) +
                         "; this runtime only generates: use llmc's own");
   }
+  if (raw.find("devices")) {
+    throw ArtifactError(shown(folder) + ": compiled for several devices; this runtime is one process: use llmc's own");
+  }
   std::vector<std::string> problems;
   Manifest manifest;
   Fields top(raw, "manifest", &problems);
