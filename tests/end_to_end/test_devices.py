@@ -1,0 +1,142 @@
+"""Artifacts for several devices: what is in them, and that workers with MPI between them answer as one device does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llmc
+from llmc.compiler.driver import compile_model
+from llmc.compiler.driver.devices import ShareSources
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS, dequantize
+from llmc.passes.partition.part import WeightShare
+from llmc.runtime.errors import ArtifactError
+from llmc.runtime.loading.artifact import inspect, verify
+from llmc.runtime.loading.device_manifest import read_device_manifest
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+CASES = {"0&1": (None, 2), "0;1": ("2:1", 2), "0&1;2": (None, 3)}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_llama: Callable[..., Path]) -> Path:
+    """A random model of three layers."""
+    return tiny_llama(num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def by_tensor(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its artifact for two devices that share every layer."""
+    path = tmp_path_factory.mktemp("devices") / "two.llmc"
+    compile_model(folder, path, quant="q8", devices="0&1")
+    return path
+
+
+def test_each_device_has_files_of_its_own(by_tensor: Path) -> None:
+    verify(by_tensor)
+    facts = inspect(by_tensor)["devices"]
+    assert facts["placement"] == "0&1"
+    assert [each["weights"]["file"] for each in facts["ranks"]] == ["weights.0.safetensors", "weights.1.safetensors"]
+    first, second = (read_device_manifest(by_tensor, (rank, 2)) for rank in (0, 1))
+    assert first.variants[0].file.endswith(".0.so")
+    assert second.variants[0].file.endswith(".1.so")
+    assert first.groups == ((0, 1),)
+    assert first.kv.layers == 3
+    assert {second.weights, second.variants[0].file} == first.elsewhere
+
+
+def test_a_stage_has_its_layers(folder: Path, tmp_path: Path) -> None:
+    compile_model(folder, tmp_path / "m.llmc", quant="f32", devices="0;1", split="2:1")
+    manifests = [read_device_manifest(tmp_path / "m.llmc", (rank, 2)) for rank in (0, 1)]
+    assert [each.kv.layers for each in manifests] == [2, 1]
+    assert [each.kv.groups[0].layers for each in manifests] == [(0, 1), (0,)]
+    assert [each.ranks[each.rank].outputs["step"] for each in manifests] == [(), (0, 1, 2, 3)]
+
+
+def test_one_process_refuses_it(by_tensor: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"compiled for 2 devices \(0&1\).*mpirun -n 2 llmc run two.llmc"):
+        llmc.load(by_tensor)
+
+
+def test_what_is_wrong_with_devices_is_named(by_tensor: Path, tmp_path: Path) -> None:
+    from llmc.compiler.artifact import write_manifest
+
+    shutil.copytree(by_tensor, tmp_path / "bad.llmc")
+    raw = json.loads((by_tensor / "manifest.json").read_text())
+    raw["devices"]["ranks"][1] |= {"layers": [0, 9, 1], "outputs": {}}
+    write_manifest(tmp_path / "bad.llmc", {k: v for k, v in raw.items() if k not in ("files", "manifest_sha256")})
+    with pytest.raises(ArtifactError, match=r"ranks\[1\].layers: wanted some of 0..2.*ranks\[1\].outputs"):
+        verify(tmp_path / "bad.llmc")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"devices": "cuda:0;cpu"}, "run on CPUs only"),
+        ({"devices": "0&1", "check": True}, "--check"),
+        ({"devices": "0&1", "layer_groups": 2}, "--layer-groups"),
+        ({"split": "1:1"}, "--split"),
+    ],
+)
+def test_wishes_that_cannot_be_met(options: dict[str, Any], reason: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LlmcError, match=reason):
+        compile_model(folder, tmp_path / "no.llmc", **options)
+
+
+class _Model:
+    """Weights of a format, as a compile finds them."""
+
+    def __init__(self, weights: dict[str, Any]) -> None:
+        self.weights = weights
+
+    def read(self, name: str) -> Any:
+        return self.weights[name]
+
+    def quantized(self, format: Any, names: tuple[str, ...]) -> Any:
+        return format.quantize(np.concatenate([self.weights[name] for name in names]))
+
+    def count(self, count: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("format", ["q8", "q4", "c4", "c3h"])
+def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
+    rng, kind = np.random.default_rng(0), FORMATS[format]
+    weights = {name: rng.standard_normal((48, 160)).astype(np.float32) for name in ("a", "b")}
+    whole = dequantize(kind, _Model(weights).quantized(kind, ("a", "b")))[:, :160]
+    rows = {name: WeightShare(name, (48, 160), 0, ((16, 32), (0, 3))) for name in weights}
+    columns = {name: WeightShare(name, (48, 160), 1, ((64, 160),)) for name in weights}
+    taken = [*range(16, 32), *range(3)]
+    for shares, expected in (
+        (rows, whole[[*taken, *(48 + row for row in taken)]]),
+        (columns, np.ascontiguousarray(whole[:, 64:])),
+    ):
+        packed = ShareSources(_Model(weights), shares).pack(format, ("a", "b"))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(kind.unpack(packed, *expected.shape), expected)
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python")
+@pytest.mark.parametrize("devices", CASES)
+def test_workers_answer_as_one_device(devices: str, folder: Path, tmp_path: Path) -> None:
+    split, count = CASES[devices]
+    options = ["abc", "--raw", "--max-tokens", "40", "--temperature", "0", "--threads", "1", "--json"]
+    compile_model(folder, tmp_path / "one.llmc", quant="f32")
+    compile_model(folder, tmp_path / "many.llmc", quant="f32", devices=devices, split=split)
+    found = []
+    for name, start in (("one", []), ("many", [str(MPIRUN), "-n", str(count)])):
+        command = [*start, sys.executable, "-m", "llmc", "run", str(tmp_path / f"{name}.llmc"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout)["ids"])
+    assert len(found[0]) >= 1
+    assert found[0] == found[1]
