@@ -19,13 +19,13 @@ from llmc.runtime.loading.manifest import PAGE_TOKENS
 from llmc.runtime.loading.weights import map_weights
 from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
 from llmc.runtime.workers.team import Team
-from llmc.runtime.workers.world import launched, mpi, place
+from llmc.runtime.workers.world import launched, place
 
 
 def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
     """Be a worker of the artifact's until the front ends; False, at once, in a process that is the front or alone.
 
-    What goes wrong here ends all workers, with an error that names this one.
+    What goes wrong here ends this process, with an error that names it; the front and the others learn of that.
     """
     if not launched() or not for_devices(Path(path).resolve()) or place()[0] == 0:
         return False
@@ -36,8 +36,7 @@ def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
         reason = (str(error).splitlines() or [type(error).__name__])[-1]
         sys.stderr.write(f"Error: worker {rank}: {reason}\n")
         sys.stderr.flush()
-        mpi().COMM_WORLD.Abort(1)
-        raise
+        os._exit(1)  # the front learns of it
     return True
 
 

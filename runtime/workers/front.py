@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llmc.runtime.cache.pages import PagePool
-from llmc.runtime.errors import RequestError
+from llmc.runtime.errors import RequestError, WorkerLost
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.runner import Step
 from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
@@ -38,13 +38,22 @@ class Front:
         atexit.unregister(self.close)
         if self._team is not None:
             team, self._team = self._team, None
-            team.tell(END)
-            team.close()
+            try:
+                team.watch.check()
+                team.tell(END)
+                team.close()
+            except WorkerLost:  # said before, where something waited for it
+                team.watch.close()
 
     def _call(self, name: str, function: Step, answers: Answers, *arrays: NDArray[Any]) -> Any:
         if self._team is None:
             raise RequestError("the model is closed")
+        watch, source = self._team.watch, answers.source(name)
+        watch.check()
         self._team.tell(CALL, name, arrays)
-        own = function(*arrays)
-        source = answers.source(name)
+        try:
+            own = function(*arrays)
+        except RuntimeError:
+            watch.check()  # what is raised within a compiled function comes out of it as another error
+            raise
         return answers.of(name, 0, own) if source in (0, None) else self._team.given(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.library import import_ffi
-from llmc.runtime.workers.world import mpi, wait_until
+from llmc.runtime.workers.watch import Watch
+from llmc.runtime.workers.world import forget_files, mpi, wait_until
 
 Array = NDArray[Any]
 
@@ -25,6 +27,8 @@ class Team:
         self.rank, self.size = manifest.rank, len(manifest.ranks)
         self._control, self._answers, self._post = world.Dup(), world.Dup(), world.Dup()
         self._stage = world.Split(manifest.ranks[self.rank].stage, self.rank)
+        forget_files(world)
+        self.watch = Watch(world, [each.device for each in manifest.ranks])
         self._sent: list[tuple[Any, Any]] = []  # requests that may be under way still, and what they read
         ffi = import_ffi()
         for function in (self._all_reduce, self._all_gather, self._send, self._recv):
@@ -49,12 +53,19 @@ class Team:
         return self._received(self._answers, rank)
 
     def close(self) -> None:
-        """Wait until all that was sent has arrived, and give the communicators back; all workers do it together."""
+        """Wait until all that was sent has arrived, and give the communicators back; all workers do it together.
+
+        Raises WorkerLost when one of them has ended before.
+        """
         for request, _ in self._sent:
-            wait_until(request.Test)
+            self._wait(request.Test)
         self._sent.clear()
         for each in (self._control, self._answers, self._post, self._stage):
             each.Free()
+        self.watch.close()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        wait_until(done, self.watch.check)
 
     def _received(self, communicator: Any, source: int) -> Any:
         found: list[Any] = []
@@ -65,7 +76,7 @@ class Team:
                 found.append(message.recv())
             return bool(found)
 
-        wait_until(arrived)
+        self._wait(arrived)
         return found[0]
 
     def _keep(self, request: Any, data: Any) -> None:
@@ -78,7 +89,7 @@ class Team:
         """Gathered and added in order of ranks: sums that MPI makes may follow the place in the buffer."""
         own, total = np.from_dlpack(x), np.from_dlpack(out)
         parts = np.empty((self._stage.size, *own.shape), own.dtype)
-        wait_until(self._stage.Iallgather(np.ascontiguousarray(own), parts).Test)
+        self._wait(self._stage.Iallgather(np.ascontiguousarray(own), parts).Test)
         np.copyto(total, parts[0])
         for part in parts[1:]:
             np.add(total, part, out=total)
@@ -87,12 +98,12 @@ class Team:
         own, whole = np.ascontiguousarray(np.from_dlpack(x)), np.from_dlpack(out)
         rows, columns = own.shape
         widths = np.empty(self._stage.size, np.int64)
-        wait_until(self._stage.Iallgather(np.array([columns], np.int64), widths).Test)
+        self._wait(self._stage.Iallgather(np.array([columns], np.int64), widths).Test)
         if widths.sum() != width:
             raise RuntimeError(f"all_gather: {widths.sum()} columns of the devices together, wanted {width}")
         flat = np.empty(rows * width, own.dtype)
         counts = (rows * widths).tolist()
-        wait_until(self._stage.Iallgatherv(own, [flat, counts]).Test)
+        self._wait(self._stage.Iallgatherv(own, [flat, counts]).Test)
         start = 0
         for count, wide in zip(counts, widths.tolist(), strict=True):
             at = start // rows
@@ -106,4 +117,4 @@ class Team:
         np.from_dlpack(out)[:] = 0
 
     def _recv(self, like: Any, source: int, width: int, out: Any) -> None:
-        wait_until(self._post.Irecv(np.from_dlpack(out), source).Test)
+        self._wait(self._post.Irecv(np.from_dlpack(out), source).Test)
