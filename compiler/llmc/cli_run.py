@@ -71,13 +71,15 @@ Examples:
   llmc run smollm2.llmc --raw "Once upon a time" --temperature 0.8 --seed 7
   llmc run smollm2.llmc --raw "Once upon a time" --strategy fsd --stop "The end"
   cat question.txt | llmc run smollm2.llmc - --json
-  llmc run graph.llmc --input x=in.npy --output-dir results""",
+  llmc run graph.llmc --input x=in.npy --output-dir results
+  llmc run two.llmc --devices "Once upon a time" --raw""",
 )
 @click.argument("artifact", metavar="NAME.llmc")
 @click.argument("prompt", metavar="[PROMPT|-]", required=False)
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is: no chat template.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input of a compiled graph.")
 @click.option("--output-dir", metavar="FOLDER", help="Write the outputs of a graph there, as NAME.npy.")
+@click.option("--devices", is_flag=True, help="Start a worker for each device the artifact was compiled for (mpirun).")
 @threads_option
 @json_option
 @decoding_options()
@@ -87,6 +89,7 @@ def run(
     raw: bool,
     inputs: tuple[str, ...],
     output_dir: str | None,
+    devices: bool,
     threads: int | None,
     as_json: bool,
     **decoding: Any,
@@ -106,7 +109,10 @@ def run(
     options = given(decoding, as_json)
     import llmc.runtime
     from llmc.runtime.workers.attend import attend
+    from llmc.runtime.workers.launch import launch
 
+    if devices:
+        launch(artifact, [argument for argument in sys.argv[1:] if argument != "--devices"])
     if attend(artifact, threads):
         return
     text = read_prompt(prompt)

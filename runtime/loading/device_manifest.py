@@ -92,7 +92,7 @@ def read_device_manifest(folder: Path, place: tuple[int, int] | None = None) -> 
     if size != len(entries):
         raise ArtifactError(
             f"{folder}: compiled for {len(entries)} devices ({raw[DEVICES]['placement'][:80]}), and this is a run of "
-            f"{size}: mpirun -n {len(entries)} llmc run {folder.name}"
+            f"{size}: mpirun -n {len(entries)} llmc run {folder.name}, or llmc run --devices"
         )
     own = entries[rank]
     kept = {field.name: getattr(whole, field.name) for field in fields(Manifest)}

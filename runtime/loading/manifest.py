@@ -211,7 +211,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtifactError(f"{folder}: a graph, not a model of text; give it arrays: llmc run {folder.name} --input")
     if DEVICES in raw:
         raise ArtifactError(
-            f"{folder}: compiled for several devices, a process each: mpirun -n N llmc run {folder.name}, or compile "
+            f"{folder}: compiled for several devices, a process each: llmc run --devices {folder.name}, or compile "
             "it without --devices"
         )
     return model_manifest(path, raw)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.errors import WorkerLost
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.library import import_ffi
 from llmc.runtime.workers.watch import Watch
@@ -53,16 +55,17 @@ class Team:
         return self._received(self._answers, rank)
 
     def close(self) -> None:
-        """Wait until all that was sent has arrived, and give the communicators back; all workers do it together.
+        """Wait until all that was sent has arrived, and until all others are here; nobody is watched from then on."""
+        with contextlib.suppress(WorkerLost):  # of the last calls of all: who comes through first may end first
+            self._leave()
+        self.watch.close()
 
-        Raises WorkerLost when one of them has ended before.
-        """
+    def _leave(self) -> None:
+        self.watch.expect_end()
         for request, _ in self._sent:
             self._wait(request.Test)
         self._sent.clear()
-        for each in (self._control, self._answers, self._post, self._stage):
-            each.Free()
-        self.watch.close()
+        self._wait(self._control.Ibarrier().Test)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         wait_until(done, self.watch.check)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,7 +127,12 @@ def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
         np.testing.assert_array_equal(kind.unpack(packed, *expected.shape), expected)
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python")
+needs_mpi = pytest.mark.skipif(
+    find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
+)
+
+
+@needs_mpi
 @pytest.mark.parametrize("devices", CASES)
 def test_workers_answer_as_one_device(devices: str, folder: Path, tmp_path: Path) -> None:
     split, count = CASES[devices]
@@ -133,10 +140,47 @@ def test_workers_answer_as_one_device(devices: str, folder: Path, tmp_path: Path
     compile_model(folder, tmp_path / "one.llmc", quant="f32")
     compile_model(folder, tmp_path / "many.llmc", quant="f32", devices=devices, split=split)
     found = []
-    for name, start in (("one", []), ("many", [str(MPIRUN), "-n", str(count)])):
-        command = [*start, sys.executable, "-m", "llmc", "run", str(tmp_path / f"{name}.llmc"), *options]
+    llmc_run = [sys.executable, "-m", "llmc", "run"]
+    for command in (
+        [*llmc_run, str(tmp_path / "one.llmc"), *options],
+        [str(MPIRUN), "-n", str(count), *llmc_run, str(tmp_path / "many.llmc"), *options],
+        [*llmc_run, "--devices", str(tmp_path / "many.llmc"), *options],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout)["ids"])
     assert len(found[0]) >= 1
-    assert found[0] == found[1]
+    assert found == [found[0]] * 3
+
+
+@needs_mpi
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_worker_that_is_killed_is_named_and_leaves_nothing(killed: int, by_tensor: Path) -> None:
+    shared = set(Path("/dev/shm").glob("mpich_shm_*"))
+    options = ["abc", "--raw", "--max-tokens", "100000", "--endless", "sinks", "--temperature", "0", "--threads", "1"]
+    command = [sys.executable, "-m", "llmc", "run", "--devices", str(by_tensor), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.read(20)
+        workers = _ranks(str(by_tensor))
+        os.kill(workers[killed], signal.SIGKILL)
+        _, said = run.communicate(timeout=5)
+    assert run.returncode != 0
+    assert (b"worker 1 (device 1) ended" in said) == (killed == 1)
+    assert not _ranks(str(by_tensor))
+    assert set(Path("/dev/shm").glob("mpich_shm_*")) <= shared
+
+
+def _ranks(name: str) -> dict[int, int]:
+    """Rank -> process, of the workers whose arguments have the name."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().decode().split("\0")
+            environment = (folder / "environ").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue  # it has ended, or is another's
+        ranks = [int(each.split("=")[1]) for each in environment if each.startswith(("PMI_RANK=", "PMIX_RANK="))]
+        if name in arguments and ranks:
+            found[ranks[0]] = int(folder.name)
+    return found
