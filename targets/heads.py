@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.targets.linear import Reduce, template
 from llmc.targets.reductions import PER_WORD, reduction, sliced
-from llmc.targets.rows import columns, kernel
+from llmc.targets.rows import columns, copy_columns, kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, lanes, splat
 
@@ -47,23 +47,14 @@ def latent_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tir
     def body(buffers: list[Any], row: Any) -> None:
         q, rotated, latent, out = buffers
         with T.serial(0, heads) as head:
-            _copy(q, head * size, out, head * whole, row, size)
+            copy_columns(q, out, row, head * size, size, to=head * whole)
         for part in (heads, heads + 1):
-            _copy(latent, 0, out, part * whole, row, size)
+            copy_columns(latent, out, row, 0, size, to=part * whole)
         with T.serial(0, heads + 1) as head:
-            _copy(rotated, head * turned, out, head * whole + size, row, turned)
+            copy_columns(rotated, out, row, head * turned, turned, to=head * whole + size)
         _clear(out, (heads + 1) * whole + size, row, turned)
 
     return kernel(["float32"] * 4, shapes, body)
-
-
-def _copy(x: Any, start: Any, out: Any, to: Any, row: Any, count: int) -> None:
-    """`count` columns of a row of x from `start` on into those of out from `to` on."""
-    columns(
-        count,
-        lambda c: T.buffer_store(out, x[row, lanes(start + c)], [row, lanes(to + c)]),
-        lambda c: T.buffer_store(out, x[row, start + c], [row, to + c]),
-    )
 
 
 def _clear(out: Any, to: Any, row: Any, count: int) -> None:

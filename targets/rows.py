@@ -53,12 +53,13 @@ def splat_store(buffer: Any, value: Any) -> None:
     T.buffer_store(buffer, value, [lanes(0)])
 
 
-def copy_columns(x: Any, out: Any, row: Any, first: Any, count: int) -> None:
-    """`count` columns of a row from `first` on, as they are."""
+def copy_columns(x: Any, out: Any, row: Any, first: Any, count: int, to: Any = None) -> None:
+    """`count` columns of a row from `first` on, as they are, into those from `to` on; None: into the same."""
+    to = first if to is None else to
     columns(
         count,
-        lambda c: T.buffer_store(out, x[row, lanes(first + c)], [row, lanes(first + c)]),
-        lambda c: T.buffer_store(out, x[row, first + c], [row, first + c]),
+        lambda c: T.buffer_store(out, x[row, lanes(first + c)], [row, lanes(to + c)]),
+        lambda c: T.buffer_store(out, x[row, first + c], [row, to + c]),
     )
 
 
@@ -79,15 +80,10 @@ def take_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
 
 def take_columns(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, C) -> (M, count): columns from `first` on."""
-    first = int(attrs["first"])
 
     def body(buffers: list[Any], row: Any) -> None:
         x, out = buffers
-        columns(
-            int(attrs["count"]),
-            lambda c: T.buffer_store(out, x[row, lanes(first + c)], [row, lanes(c)]),
-            lambda c: T.buffer_store(out, x[row, first + c], [row, c]),
-        )
+        copy_columns(x, out, row, int(attrs["first"]), int(attrs["count"]), to=0)
 
     return kernel(["float32", "float32"], shapes, body)
 

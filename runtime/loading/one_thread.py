@@ -42,13 +42,11 @@ class OneThread:
             beside = self._beside
         if first or beside is None:
             return call()
-        from concurrent.futures import wait
-
         future = beside.submit(call)
         try:
             return future.result()
         except BaseException:
             while not future.done():  # the cache is written meanwhile: nobody may take pages back
                 with contextlib.suppress(KeyboardInterrupt):
-                    wait([future])
+                    future.exception()
             raise

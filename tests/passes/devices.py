@@ -76,8 +76,8 @@ def _machine(module: tvm.IRModule) -> Any:
     return relax.VirtualMachine(relax.build(module, tvm.target.Target("llvm")), tvm.cpu())
 
 
-class _Shares:
-    """Where a device's weights come from when they are stored."""
+class Arrays:
+    """Where weights come from when they are stored."""
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
         self.weights = weights
@@ -92,7 +92,7 @@ class _Shares:
 def _compiled(module: tvm.IRModule, weights: dict[str, np.ndarray], format: str) -> tuple[Any, list[Any]]:
     """A machine of this computer's kernels, and its weights: one bundle."""
     module = pipeline.run(stages(lambda name: format), module)
-    stored = [tvm.runtime.tensor(each.compute(_Shares(weights))) for each in stored_by_all(module, list(weights))]
+    stored = [tvm.runtime.tensor(each.compute(Arrays(weights))) for each in stored_by_all(module, list(weights))]
     executable = compile_module(lower(bundle_weights(module), native()), native())
     return relax.VirtualMachine(executable, tvm.cpu()), [stored]
 

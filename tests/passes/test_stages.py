@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from tvm import relax
 
 from llmc.compiler import ops, pipeline
 from llmc.compiler.evaluate import stored_weights
-from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec import example, tensor_shapes
 from llmc.frontends.graph.build import build
 from llmc.passes.lift_weights import TRANSFORM, bundle_weights
@@ -21,6 +21,9 @@ from llmc.passes.pipeline import stages
 from llmc.targets import target as targets
 from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
+
+sys.path.insert(0, str(Path(__file__).parent))
+from devices import Arrays
 
 SPEC = example()
 ROWS = 20
@@ -58,17 +61,6 @@ def _by_meaning(module: tvm.IRModule, weights: list[Any]) -> tuple[np.ndarray, n
 FORMAT_ERROR = {"f32": 1e-6, "bf16": 2e-3, "q8": 6e-3, "q4": 5e-2, "q3h": 1e-1, "c3h": 1e-1, "mixed": 5e-2}
 
 
-class _Sources:
-    def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        self.weights = weights
-
-    def read(self, name: str) -> np.ndarray:
-        return self.weights[name]
-
-    def pack(self, format: str, names: tuple[str, ...]) -> np.ndarray:
-        return FORMATS[format].pack(np.concatenate([self.weights[name] for name in names]))
-
-
 def _choose(format: str) -> Callable[[str], str]:
     """One format for all; "mixed" gives the parts of q/k/v different ones, so that they stay apart."""
     return lambda name: format if format != "mixed" else "q4" if name.endswith(("v", "up")) else "q8"
@@ -87,7 +79,7 @@ def test_every_stage_computes_the_same(format: str) -> None:
             tolerance = FORMAT_ERROR[format] if stage.name == "pack_weights" else 1e-6
             np.testing.assert_allclose(logits, before, atol=tolerance, err_msg=stage.name)
             before = logits
-    stored = [w.compute(_Sources(weights)) for w in stored_weights(module[TRANSFORM], list(weights))]
+    stored = [w.compute(Arrays(weights)) for w in stored_weights(module[TRANSFORM], list(weights))]
     bundle = [[tvm.runtime.tensor(w) for w in stored]]
     step = bundle_weights(module)
     packed, best = _by_meaning(step, bundle)
