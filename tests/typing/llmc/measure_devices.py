@@ -1,0 +1,1 @@
+../../../compiler/llmc/measure_devices.py

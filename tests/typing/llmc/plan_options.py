@@ -1,0 +1,1 @@
+../../../compiler/llmc/plan_options.py
