@@ -19,9 +19,22 @@ from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
 from llmc.targets.target import Target
-from llmc.targets.vector import dot2_bf16, fma, lanes, prefetch, registers, splat
+from llmc.targets.vector import (
+    DOT_BF16,
+    dot2_bf16,
+    dot_bf16,
+    dots_bf16,
+    fma,
+    imported,
+    lanes,
+    prefetch,
+    registers,
+    splat,
+)
 
 MORE_ROWS = 2  # that a group may have above the usual
+# Rows of a group whose sums are all that it keeps, with registers of 512 bits: measured.
+_ROWS_OF_F32, _ROWS_OF_BF16 = 8, 12
 
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
 Reduce = Callable[[Any, Any, int], Any]
@@ -29,7 +42,7 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
-    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])))
+    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), wide=_ROWS_OF_F32)
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -53,22 +66,27 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])))
+    wide = _ROWS_OF_BF16 if dots_bf16(target) else None
+    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), wide=wide)
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
     """Buffers (x, weight) -> the reduction over `pairs` of columns."""
+    one = dots_bf16(target)
+
+    def add(acc: Any, word: Any, left: Any) -> Any:
+        return dot_bf16(acc, word, splat(left)) if one else dot2_bf16(acc, word, left)
 
     def body(buffers: list[Any]) -> Reduce:
         x, weight = buffers
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            with T.serial(0, pairs) as k:
+            with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
                 _prefetch(target, weight, [tile, k, 0])
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
-                    put(acc, r, dot2_bf16(get(acc, r), w, x[row + r, k]))
+                    put(acc, r, add(get(acc, r), w, x[row + r, k]))
             return acc
 
         return reduce
@@ -78,12 +96,12 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
 
 def template(
     target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
-    tiled: int = 0,
+    tiled: int = 0, wide: int | None = None,
 ) -> tirx.PrimFunc:  # fmt: skip
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    `dtypes` are the operands', `more` is for `in_groups`. `tiled`: groups of sixteen rows use tile registers of so many
-    columns.
+    `dtypes` are the operands', `more` and `wide` are for `in_groups`. `tiled`: groups of sixteen rows use tile
+    registers of so many columns.
     """
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
@@ -101,9 +119,9 @@ def template(
             count = T.min(rows - start, size)
             if tiled:
                 left = _in_tiles(count, group, tiled)
-                in_groups(target, left, partial(_behind, group, count - left), more)
+                in_groups(target, left, partial(_behind, group, count - left), more, wide)
             else:
-                in_groups(target, count, group, more)
+                in_groups(target, count, group, more, wide)
     return builder.get()
 
 
@@ -122,20 +140,27 @@ def _in_tiles(count: Any, emit: Callable[[Any, int], None], columns: int) -> Any
     return T.floormod(count, tile_registers.ROWS)
 
 
-def group_rows(target: Target) -> int:
-    """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers."""
+def group_rows(target: Target, wide: int | None = None) -> int:
+    """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers.
+
+    `wide`: as many where registers have 512 bits.
+    """
     if target.knobs.row_group:
         return target.knobs.row_group
+    if wide is not None and target.has("avx512f"):
+        return wide
     return 6 if target.has("avx512f") else 3 if target.has("avx2") else 2
 
 
-def in_groups(target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS) -> None:
-    """`emit(first row, rows)` for `count` rows in groups of about one size.
+def in_groups(
+    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, wide: int | None = None
+) -> None:
+    """`emit(first row, rows)` for `count` rows in groups of about one size, `group_rows(target, wide)`.
 
     Few rows go in groups of up to `more` above the usual: once more through the weights costs more than a few registers
     too many.
     """
-    usual = group_rows(target)
+    usual = group_rows(target, wide)
     most = usual + more
     if isinstance(count, int | tirx.IntImm) and int(count) <= most:
         return emit(0, int(count))

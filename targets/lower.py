@@ -41,6 +41,7 @@ from llmc.targets.target import Target
 from llmc.targets.tuned import Tuned, kernel_key
 
 Kernel = Callable[[Target, list[Any], dict[str, Any]], tirx.PrimFunc]
+Make = Callable[[str, list[list[Any]], dict[str, Any]], tirx.PrimFunc]  # op, shapes, attributes -> its kernel
 
 KERNELS: dict[str, Kernel] = {
     "packed_embedding": embedding.packed_embedding,
@@ -93,10 +94,10 @@ PLAIN: dict[str, Kernel] = {"add": elementwise.add, "concat": rows.concat}
 
 def make_kernel(name: str, target: Target, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """The kernel of an op for these shapes (operands, then outputs); symbolic sizes are fresh variables."""
-    return (KERNELS | PLAIN)[name](target, _fresh(shapes), attrs)
+    return (KERNELS | PLAIN)[name](target, fresh_shapes(shapes), attrs)
 
 
-def _fresh(shapes: list[list[Any]]) -> list[list[Any]]:
+def fresh_shapes(shapes: list[list[Any]]) -> list[list[Any]]:
     """The same shapes over variables of their own: a PrimFunc may not share the graph's symbolic sizes."""
     names: dict[Any, Any] = {}
 
@@ -150,9 +151,11 @@ def _matched(call: Any, plain: bool) -> _Matched | None:
 
 @relax.expr_functor.mutator
 class _Lower(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, target: Target, tuned: Tuned, plain: bool = True) -> None:
+    """`make(name, shapes, attributes)` gives kernels; `plain`: of Relax's own operations too."""
+
+    def __init__(self, module: tvm.IRModule, make: Make, plain: bool = True) -> None:
         super().__init__(module)
-        self.target, self.tuned, self.plain = target, tuned, plain
+        self.make, self.plain = make, plain
         self.kernels: dict[tuple[Any, ...], Any] = {}
 
     def visit_call_(self, call: Any) -> Any:
@@ -164,26 +167,39 @@ class _Lower(relax.PyExprMutator):
         name, shapes, attrs = call.name, call.shapes, call.attrs
         key = (name, tuple(tuple(map(str, s)) for s in shapes), tuple(sorted(attrs.items())))
         if key not in self.kernels:
-            target = replace(self.target, knobs=self.tuned.knobs(self.target.knobs, name, shapes, attrs))
-            self.kernels[key] = self.builder_.add_func(make_kernel(name, target, shapes, attrs), name)
+            self.kernels[key] = self.builder_.add_func(self.make(name, shapes, attrs), name)
         outputs = call.outputs if len(call.outputs) > 1 else call.outputs[0]
         return relax.call_tir(self.kernels[key], call.tensors, outputs)
 
 
 def lower(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
     """A module of packed ops -> the same module over kernels, each with its own knobs."""
-    known = {f"relax.{name}" for name in PLAIN} | {ops.PREFIX + name for name in (*KERNELS, *STAYING)}
+    return lower_with(module, frozenset(KERNELS), _maker(target, tuned), "targets/lower.py")
+
+
+def lower_with(module: tvm.IRModule, kernels: frozenset[str], make: Make, where: str) -> tvm.IRModule:
+    """The same by kernels that `make` makes: of the ops named in `kernels` and of PLAIN, in a table in file `where`."""
+    known = {f"relax.{name}" for name in PLAIN} | {ops.PREFIX + name for name in (*kernels, *STAYING)}
     missing = sorted(_calls(module) - known)
     if missing:
-        raise LlmcError(
-            f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in targets/lower.py KERNELS"
-        )
-    return rewrite_functions(_Lower(module, target, tuned or Tuned()), module)
+        raise LlmcError(f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in {where} KERNELS")
+    return rewrite_functions(_Lower(module, make), module)
 
 
 def lower_ops(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:
     """Only the packed ops of a module -> kernels; what else it calls stays, for targets/graphs.py."""
-    return rewrite_functions(_Lower(module, target, tuned or Tuned(), plain=False), module)
+    return rewrite_functions(_Lower(module, _maker(target, tuned), plain=False), module)
+
+
+def _maker(target: Target, tuned: Tuned | None) -> Make:
+    """Kernels for a CPU, each with its own knobs."""
+    known = tuned or Tuned()
+
+    def make(name: str, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
+        own = replace(target, knobs=known.knobs(target.knobs, name, shapes, attrs))
+        return make_kernel(name, own, shapes, attrs)
+
+    return make
 
 
 @dataclass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
+from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 from llmc.targets.knobs import Knobs
 
 # Linux's name of a CPU flag -> LLVM's. Only what a kernel asks for, or what plain code gains from.
@@ -74,6 +76,11 @@ class Target:
     arch: str  # "x86_64" or "aarch64"
     requires: tuple[str, ...]
     knobs: Knobs = Knobs()
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether kernels of quantized weights do better with activations rounded to int8."""
+        return True
 
     @property
     def linker(self) -> str:
@@ -158,13 +165,27 @@ TARGETS = {
     "cpu:aarch64": "any 64-bit Arm CPU, likewise",
     "cpu:baseline": "any CPU of this machine's architecture, by one variant",
 }
+AnyTarget = Target | CudaTarget
 
 
-def get(name: str) -> tuple[Target, ...]:
-    """The variants that a `--target` string names, best first: one of TARGETS, or cpu:NAME for the variant cpu-NAME."""
+def get(name: str) -> tuple[Target, ...] | tuple[CudaTarget]:
+    """The variants that a `--target` string names, best first.
+
+    One of TARGETS, cpu:NAME for the variant cpu-NAME, or one of CUDA_TARGETS. Raises LlmcError listing all of them.
+    """
+    return (CUDA_TARGETS[name],) if name in CUDA_TARGETS else get_cpu(name)
+
+
+def cpus(chosen: Sequence[AnyTarget]) -> tuple[Target, ...]:
+    """Those that are CPUs."""
+    return tuple(target for target in chosen if isinstance(target, Target))
+
+
+def get_cpu(name: str) -> tuple[Target, ...]:
+    """The same where only a CPU will do."""
     alone = {variant.name.replace("-", ":", 1): variant for arch in _VARIANTS for variant in variants(arch)}
     if name not in TARGETS and name not in alone:
-        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS | alone)}")
+        raise LlmcError(f"unknown target {name!r}; llmc knows: {', '.join(TARGETS | alone | CUDA_TARGETS)}")
     _, _, kind = name.partition(":")
     if kind in ("", "native"):
         return (native(),)

@@ -174,7 +174,7 @@ def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
     """acc + the products of bfloat16 pairs in two float32 steps, odd column first.
 
-    Weights are int32x16 words, activations one word. (`dot_bf16` would do it in one.)
+    Weights are int32x16 words, activations one word. Where `dots_bf16`, `dot_bf16` gives the same in one instruction.
     """
     high = i32(-65536)
     odd = T.reinterpret(T.bitwise_and(weights, splat(high)), dtype="float32x16")

@@ -88,6 +88,13 @@ def test_every_block_format_goes_through_every_group_of_rows(format: str) -> Non
     run_rows(linear_case(rng, "i8_linear", format), VARIANTS["native"])
 
 
+def test_one_instruction_for_pairs_of_bfloat16_gives_the_bits_of_two_steps() -> None:
+    case = linear_case(np.random.default_rng(26), "bf16_linear", "bf16", rows=27)
+    like = (np.empty((27, case.attrs["width"]), np.float32),)
+    one, two = (result(case, VARIANTS[variant], like)[0] for variant in ("native", "avx512"))
+    np.testing.assert_array_equal(one, two)
+
+
 @pytest.mark.parametrize("op", ["activate", "gated"])
 @pytest.mark.parametrize("name", meaning.ACTIVATIONS)
 def test_every_activation_equals_its_meaning(name: str, op: str) -> None:

@@ -1,0 +1,65 @@
+"""What a machine lacks to run code for a CUDA device: a driver, TVM's helpers, a device that is new enough.
+
+Asking starts nothing on a device. Steps are not run on one yet: that too is said here, where all else is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+from llmc.runtime.loading.manifest import Device
+
+_DRIVER = "libcuda.so.1"
+_HELPERS = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR of cuda.h
+
+
+def lacking(device: Device) -> list[str]:
+    """What is missing, each in words; empty when nothing is."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return [f"an NVIDIA driver ({_DRIVER} is not here)"]
+    found = _devices(driver)
+    if isinstance(found, str):
+        return [found]
+    missing = [] if any(runs(device.arch, compute) for compute in found) else [_wanted(device.arch, found)]
+    try:
+        ctypes.CDLL(_HELPERS)
+    except OSError:
+        missing.append(f"{_HELPERS} (pip install nvidia-cuda-runtime)")
+    return missing or ["a runtime that runs steps on GPUs, which this llmc has not got yet (docs/cuda.md)"]
+
+
+def runs(arch: str, compute: tuple[int, int]) -> bool:
+    """Whether a device of this compute capability runs code for a chip: of the same major and no lower minor.
+
+    >>> [runs("sm_86", compute) for compute in ((8, 0), (8, 6), (8, 9), (9, 0))]
+    [False, True, True, False]
+    """
+    chip = re.fullmatch(r"sm_(\d+)(\d)", arch)
+    return chip is not None and int(chip[1]) == compute[0] and int(chip[2]) <= compute[1]
+
+
+def _wanted(arch: str, found: list[tuple[int, int]]) -> str:
+    here = ", ".join(f"sm_{major}{minor}" for major, minor in found)
+    return f"a device that runs {arch} (here: {here})"
+
+
+def _devices(driver: ctypes.CDLL) -> list[tuple[int, int]] | str:
+    """The compute capability of every device, or what is wrong."""
+    count = ctypes.c_int(0)
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status or count.value < 1:
+        return f"an NVIDIA device (the driver finds none{f', error {status}' if status else ''})"
+    found = []
+    for number in range(count.value):
+        handle, values = ctypes.c_int(0), [ctypes.c_int(0), ctypes.c_int(0)]
+        status = driver.cuDeviceGet(ctypes.byref(handle), number)
+        for value, attribute in zip(values, (_MAJOR, _MINOR), strict=True):
+            status = status or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
+        if status:
+            return f"an NVIDIA device that answers (device {number}: error {status})"
+        found.append((values[0].value, values[1].value))
+    return found

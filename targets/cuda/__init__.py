@@ -1,0 +1,1 @@
+"""GPUs by CUDA: what a chip can do, kernels made for it, and the way to machine code by nvcc (docs/cuda.md)."""

@@ -1,0 +1,148 @@
+"""CUDA kernels where every number of the result is made of the numbers in its place, one thread a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.arguments import arguments
+from llmc.targets.cuda.launch import bf16_bits, f32, launch
+from llmc.targets.cuda.target import CudaTarget
+
+THREADS = 256
+
+Number = Callable[[Any], Any]  # a float32 -> another
+
+
+def _swish(beta: float) -> Number:
+    return lambda x: x / (f32(1) + T.exp(f32(-beta) * x))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    inner = f32(math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)
+    return x * f32(0.5) * (f32(1) + T.tanh(inner))
+
+
+def _relu(x: Any) -> Any:
+    return T.Select(x < f32(0), f32(0), x)  # NaN stays
+
+
+ACTIVATIONS: dict[str, Number] = {
+    "silu": _swish(1),
+    "gelu": lambda x: x * (f32(1) + T.erf(x * f32(math.sqrt(0.5)))) * f32(0.5),
+    "gelu_tanh": _gelu_tanh,
+    "gelu_sigmoid": _swish(1.702),
+    "relu": _relu,
+    "relu_squared": lambda x: _relu(x) * _relu(x),
+    "sigmoid": lambda x: f32(1) / (f32(1) + T.exp(-x)),
+}
+
+
+def capped(x: Any, cap: float) -> Any:
+    """cap * tanh(x / cap)."""
+    return T.tanh(x / f32(cap)) * f32(cap)
+
+
+def column_kernel(
+    dtypes: list[str], shapes: list[Any], body: Callable[[list[Any], Any, Any], None], width: int | None = None
+) -> tirx.PrimFunc:
+    """A PrimFunc that runs `body(buffers, row, column)` in a thread of its own for each number of the last buffer.
+
+    `width`: for each of so many columns instead.
+    """
+    rows, columns = shapes[-1][0], width or int(shapes[-1][1])
+    with IRBuilder() as builder, T.prim_func():
+        buffers = arguments(dtypes, shapes)
+        grid = {"blockIdx.x": rows, "blockIdx.y": -(-columns // THREADS), "threadIdx.x": THREADS}
+        with launch(grid) as (row, block, thread):
+            column = block * THREADS + thread
+            if columns % THREADS:
+                with T.If(column < columns), T.Then():
+                    body(buffers, row, column)
+            else:
+                body(buffers, row, column)
+    return builder.get()
+
+
+def _map(shapes: list[Any], function: Number) -> tirx.PrimFunc:
+    """x (M, C) -> function(x) (M, C)."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, out = buffers
+        T.buffer_store(out, function(x[row, column]), [row, column])
+
+    return column_kernel(["float32"] * 2, shapes, body)
+
+
+def scale(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> x * factor (M, C)."""
+    return _map(shapes, lambda x: x * f32(attrs["factor"]))
+
+
+def clip(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> x within -bound..bound (M, C)."""
+    low, high = f32(-attrs["bound"]), f32(attrs["bound"])
+    return _map(shapes, lambda x: T.Select(x > high, high, T.Select(x < low, low, x)))
+
+
+def soft_cap(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> cap * tanh(x / cap) (M, C)."""
+    return _map(shapes, lambda x: capped(x, float(attrs["cap"])))
+
+
+def activate(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F) -> activation(x) (M, F)."""
+    return _map(shapes, ACTIVATIONS[attrs["activation"]])
+
+
+def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
+    width, activation = int(shapes[1][1]), ACTIVATIONS[attrs["activation"]]
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, out = buffers
+        T.buffer_store(out, activation(x[row, column]) * x[row, width + column], [row, column])
+
+    return column_kernel(["float32"] * 2, shapes, body)
+
+
+def add(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) + y (M, C), or y (C,) for all rows."""
+    whole = len(shapes[1]) == 2
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, y, out = buffers
+        other = y[row, column] if whole else y[column]
+        T.buffer_store(out, x[row, column] + other, [row, column])
+
+    return column_kernel(["float32"] * 3, shapes, body)
+
+
+def take_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C), rows (R,) -> (R, C)."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, rows, out = buffers
+        T.buffer_store(out, x[rows[row], column], [row, column])
+
+    return column_kernel(["float32", "int32", "float32"], shapes, body)
+
+
+def round_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) -> bfloat16 pairs (M, ceil(K / 2)) int32, the even column low."""
+    width = int(shapes[0][1])
+
+    def body(buffers: list[Any], row: Any, pair: Any) -> None:
+        x, out = buffers
+        first, second = 2 * pair, 2 * pair + 1
+        other = x[row, second] if width % 2 == 0 else T.if_then_else(second < width, x[row, second], f32(0))
+        low, high = (T.cast(bf16_bits(value), "uint32") for value in (x[row, first], other))
+        word = low | (high << tirx.const(16, "uint32"))
+        T.buffer_store(out, T.reinterpret("int32", word), [row, pair])
+
+    return column_kernel(["float32", "int32"], shapes, body)

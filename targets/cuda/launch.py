@@ -1,0 +1,135 @@
+"""How a CUDA kernel begins, and the pieces that threads of a block make together.
+
+A kernel is a PrimFunc of one or more launches in order; a launch is a grid of blocks of threads. What a thread of a
+block reads of shared memory after another has written it stands behind a `barrier`, which all threads of the block
+reach. Sums are made in an order that depends on nothing but the sizes that are known here, so that a row's bits do not
+depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.arguments import arguments
+from llmc.targets.cuda.target import WARP
+from llmc.targets.vector import f32, i32
+
+Body = Callable[[list[Any], Any, Any], None]
+_ALL_LANES = 0xFFFFFFFF
+
+
+def row_kernel(dtypes: list[str], shapes: list[Any], threads: int, body: Body, count: int = 0) -> tirx.PrimFunc:
+    """A PrimFunc that runs `body(buffers, row, thread)` in a block of its own for each row of buffer `count`."""
+    with IRBuilder() as builder, T.prim_func():
+        buffers = arguments(dtypes, shapes)
+        with launch({"blockIdx.x": shapes[count][0], "threadIdx.x": threads}) as (row, thread):
+            body(buffers, row, thread)
+    return builder.get()
+
+
+@contextmanager
+def launch(extents: dict[str, Any]) -> Iterator[list[Any]]:
+    """A grid by the names of its axes, blocks' and then threads'; gives their indices."""
+    tags = list(extents)
+    if len(tags) == 1:
+        with T.launch_thread(tags[0], extents[tags[0]]) as index:
+            yield [index]
+        return
+    with T.launch_thread(tags[0], extents[tags[0]]) as index, launch({tag: extents[tag] for tag in tags[1:]}) as rest:
+        yield [index, *rest]
+
+
+def width_threads(width: int, most: int = 256) -> int:
+    """Threads for a row of so many numbers: whole warps, at least one."""
+    return min(most, -(-width // WARP) * WARP)
+
+
+def strided(count: int, thread: Any, threads: int, body: Callable[[Any], None]) -> None:
+    """`body(i)` for every i below `count`, threads taking turns: neighbours read neighbours."""
+    steps = -(-count // threads)
+    with T.serial(0, steps) as step:
+        index = step * threads + thread
+        if count % threads:
+            with T.If(index < count), T.Then():
+                body(index)
+        else:
+            body(index)
+
+
+def barrier() -> None:
+    """All threads of the block have come here, and see what the others wrote to shared memory."""
+    T.evaluate(T.tvm_storage_sync("shared"))
+
+
+def shared(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    """Memory of the block."""
+    return T.alloc_buffer(shape, dtype, scope="shared")
+
+
+def local(shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    """Registers of the thread, where every index is known once loops are unrolled."""
+    return T.alloc_buffer(shape, dtype, scope="local")
+
+
+def fill(buffer: Any, value: Any) -> None:
+    """Every number of a short one-dimensional register array."""
+    for i in range(int(buffer.shape[0])):
+        T.buffer_store(buffer, value, [i])
+
+
+def warp_reduce(buffer: Any, at: int, combine: Callable[[Any, Any], Any]) -> None:
+    """A register of all lanes of the warp combined, in every lane, neighbours last."""
+    distance = WARP // 2
+    while distance:
+        other = T.tvm_warp_shuffle_xor(tirx.const(_ALL_LANES, "uint32"), buffer[at], distance, WARP, WARP)
+        T.buffer_store(buffer, combine(buffer[at], other), [at])
+        distance //= 2
+
+
+def block_reduce(buffer: Any, at: int, thread: Any, threads: int, combine: Callable[[Any, Any], Any]) -> None:
+    """The same of all threads of the block: by warps, and of warps in their order."""
+    warp_reduce(buffer, at, combine)
+    warps = threads // WARP
+    if warps == 1:
+        return
+    parts = shared((warps,), str(buffer.dtype))
+    with T.If(T.floormod(thread, WARP) == 0), T.Then():
+        T.buffer_store(parts, buffer[at], [T.floordiv(thread, WARP)])
+    barrier()
+    T.buffer_store(buffer, parts[0], [at])
+    for warp in range(1, warps):
+        T.buffer_store(buffer, combine(buffer[at], parts[warp]), [at])
+
+
+def added(a: Any, b: Any) -> Any:
+    """For reductions: the sum."""
+    return a + b
+
+
+def greater(a: Any, b: Any) -> Any:
+    """For reductions: the greater."""
+    return T.max(a, b)
+
+
+def bf16_bits(value: Any) -> Any:
+    """Float32 -> the bits of the nearest bfloat16, ties to even, in uint16; as formats.to_bf16 rounds."""
+    bits = T.reinterpret("uint32", value)
+    rounded = bits + tirx.const(0x7FFF, "uint32") + ((bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32"))
+    return T.cast(rounded >> tirx.const(16, "uint32"), "uint16")
+
+
+def from_bf16(bits: Any) -> Any:
+    """Bits of a bfloat16, in uint16, or in the low half of uint32 -> float32."""
+    return T.reinterpret("float32", T.cast(bits, "uint32") << tirx.const(16, "uint32"))
+
+
+__all__ = [
+    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "from_bf16", "greater", "i32", "launch", "local",
+    "row_kernel", "shared", "strided", "warp_reduce", "width_threads",
+]  # fmt: skip

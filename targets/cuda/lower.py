@@ -1,0 +1,59 @@
+"""Ops -> CUDA kernels: which there are, and the lowering of a module by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from llmc.compiler.errors import LlmcError
+from llmc.targets.cuda import attention, elementwise, embedding, linear, norms, rope, top, turn_keys
+from llmc.targets.cuda.target import CudaTarget
+from llmc.targets.lower import fresh_shapes, lower_with
+
+Kernel = Callable[[CudaTarget, list[Any], dict[str, Any]], tirx.PrimFunc]
+
+KERNELS: dict[str, Kernel] = {
+    "rms_norm": norms.rms_norm,
+    "layer_norm": norms.layer_norm,
+    "add_rms_norm": norms.add_rms_norm,
+    "add_layer_norm": norms.add_layer_norm,
+    "qk_norm": norms.qk_norm,
+    "scale": elementwise.scale,
+    "clip": elementwise.clip,
+    "soft_cap": elementwise.soft_cap,
+    "activate": elementwise.activate,
+    "gated": elementwise.gated,
+    "take_rows": elementwise.take_rows,
+    "round_rows": elementwise.round_rows,
+    "rope_table": rope.rope_table,
+    "rope": rope.rope,
+    "attention": attention.attention,
+    "load_keys": turn_keys.load_keys,
+    "store_keys": turn_keys.store_keys,
+    "top": top.top,
+    "packed_embedding": embedding.packed_embedding,
+    "packed_linear": linear.packed_linear,
+    "bf16_linear": linear.bf16_linear,
+}
+
+# Relax's own operations that are lowered as ours are.
+PLAIN: dict[str, Kernel] = {"add": elementwise.add}
+
+
+def make_kernel(name: str, target: CudaTarget, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """The kernel of an op for these shapes (operands, then outputs). Raises LlmcError where there is none."""
+    made = (KERNELS | PLAIN).get(name)
+    if made is None:
+        raise LlmcError(f"{name}: no CUDA kernel yet (docs/cuda.md lists those there are)")
+    return made(target, fresh_shapes(shapes), attrs)
+
+
+def lower(module: tvm.IRModule, target: CudaTarget) -> tvm.IRModule:
+    """A module of packed ops -> the same over CUDA kernels. Raises LlmcError naming what there is no kernel for."""
+    return lower_with(
+        module, frozenset(KERNELS), lambda name, shapes, attrs: make_kernel(name, target, shapes, attrs),
+        "targets/cuda/lower.py",
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Rotary position embedding on CUDA: the table of a step's cosines and sines, and the rotation of heads by it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.cuda.elementwise import column_kernel
+from llmc.targets.cuda.launch import f32
+from llmc.targets.cuda.target import CudaTarget
+
+
+def _f64(value: float) -> Any:
+    return tirx.const(value, "float64")
+
+
+def rope_table(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """positions (M,), frequencies (R/2,) -> cosines and sines (M, R), times magnitude."""
+    half, magnitude = int(shapes[1][0]), f32(attrs["magnitude"])
+
+    def body(buffers: list[Any], row: Any, i: Any) -> None:
+        positions, frequencies, out = buffers
+        turns = T.cast(positions[row], "float64") * T.cast(frequencies[i], "float64") * _f64(1 / (2 * math.pi))
+        angle = T.cast((turns - T.nearbyint(turns)) * _f64(2 * math.pi), "float32")
+        T.buffer_store(out, T.cos(angle) * magnitude, [row, i])
+        T.buffer_store(out, T.sin(angle) * magnitude, [row, half + i])
+
+    return column_kernel(["int32", "float32", "float32"], shapes, body, half)
+
+
+def rope(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, heads * D), table (M, R) -> x with R numbers, from `first` on, of each of its first heads rotated."""
+    size, rotated, start = int(attrs["head_dim"]), int(attrs["rotated_heads"]), int(attrs["first"])
+    half = int(shapes[1][1]) // 2
+    halves = {"half": True, "interleaved": False}[attrs["layout"]]
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, table, out = buffers
+        place = T.floormod(column, size) - start
+        inside = tirx.all(column < rotated * size, place >= 0, place < 2 * half)
+        second = place >= half if halves else T.floormod(place, 2) == 1
+        angle = place - T.Select(second, half, 0) if halves else T.floordiv(place, 2)
+        other = column + T.Select(second, -1, 1) * (half if halves else 1)
+        # The second of a pair is b cos + a sin, the first a cos - b sin.
+        turned = x[row, column] * table[row, angle] + (
+            x[row, other] * table[row, half + angle] * T.Select(second, f32(1), f32(-1))
+        )
+        T.buffer_store(out, T.if_then_else(inside, turned, x[row, column]), [row, column])
+
+    return column_kernel(["float32"] * 3, shapes, body)

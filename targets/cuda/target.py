@@ -1,0 +1,80 @@
+"""A CUDA target: what a generation of chips can do, as facts. Kernels ask for these, never for a name."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmc.targets.knobs import Knobs
+
+CUDA_KV = ("f32", "bf16")  # kinds of KV pages that kernels read so far (targets/cuda/kv_pages.py)
+WARP = 32  # threads that run together, on every chip there is
+STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a block may have without asking the driver for more
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """Facts of one generation of chips. Code for (major, minor) runs on chips of that major and no lower minor.
+
+    Numbers: CUDA C++ Programming Guide 13.0, tables "Feature support" and "Technical specifications per compute
+    capability". `requires` are facts that a machine's driver and device have to meet (runtime/loading/cuda.py).
+    """
+
+    compute: tuple[int, int]  # compute capability
+    shared_bytes: int  # the most shared memory a block may ask for
+    multiprocessor_threads: int  # threads that a multiprocessor holds at once
+    fp8: bool = False  # tensor cores take 8-bit floats
+    wgmma: bool = False  # tensor cores take operands of four warps, out of shared memory
+    registers: int = 65536  # of 32 bits, of a multiprocessor
+    thread_registers: int = 255  # the most that one thread may have
+    block_threads: int = 1024
+    async_copy: bool = True  # global to shared memory without passing through registers
+    # (m, n, k) of the product that a warp's tensor cores do with bfloat16 operands and float32 sums.
+    tensor_core: tuple[int, int, int] = (16, 8, 16)
+    arch: str = field(default_factory=platform.machine)  # of the machine beside the GPU
+    knobs: Knobs = Knobs()
+
+    @property
+    def chip(self) -> str:
+        """As nvcc spells it."""
+        return f"sm_{self.compute[0]}{self.compute[1]}"
+
+    @property
+    def name(self) -> str:
+        """Of the variant in an artifact."""
+        return f"cuda-{self.chip}"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """What the manifest says a machine needs."""
+        return ("cuda", self.chip)
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether kernels of quantized weights do better with activations rounded to int8: not so far."""
+        return False
+
+    @property
+    def linker(self) -> str:
+        """The compiler driver that links the host's side."""
+        return "gcc" if self.arch == platform.machine() else f"{self.arch}-linux-gnu-gcc"
+
+    def tvm(self) -> Any:
+        """The TVM target: this chip, with plain code of the host's architecture beside it."""
+        import tvm
+
+        host: dict[str, Any] = {"kind": "llvm", "mtriple": f"{self.arch}-linux-gnu"}
+        if self.arch == "x86_64":
+            host["mcpu"] = "x86-64"
+        chip = {"kind": "cuda", "arch": self.chip, "max_threads_per_block": self.block_threads}
+        return tvm.target.Target(chip, host=host)
+
+
+_CHIPS = (
+    CudaTarget((8, 0), 163 << 10, 2048),
+    CudaTarget((8, 6), 99 << 10, 1536),
+    CudaTarget((8, 9), 99 << 10, 1536, fp8=True),
+    CudaTarget((9, 0), 227 << 10, 2048, fp8=True, wgmma=True),
+)
+CUDA_TARGETS = {f"cuda:{chip.chip}": chip for chip in _CHIPS}

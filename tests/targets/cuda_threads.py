@@ -1,0 +1,323 @@
+"""Runs a CUDA kernel's TIR on the CPU, its threads side by side in NumPy, and finds what a GPU would not say.
+
+The PrimFunc is the very one that nvcc gets. Every expression is an array over the threads of the grid; branches and
+loops are masks. What is checked on the way, each a `Fault`:
+
+- a read or write outside a buffer, of a thread that is not masked off
+- a read of shared memory or of a register array that nobody has written
+- a barrier that only some threads of a block reach
+- a race: between two barriers a thread touches an element of shared memory that another one of the block writes; or,
+  in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
+- a shuffle from a lane that is masked off
+
+Time stands still between threads, so whatever order they ran in would show as a race and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+Array = np.ndarray[Any, Any]
+NOBODY, MANY = -1, -2
+
+
+class Fault(AssertionError):
+    """What is wrong with a kernel."""
+
+
+class _Memory:
+    """A buffer of a launch, in one or more copies, and who touched each element since the last barrier."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: bool) -> None:
+        self.name, self.shape, self.data, self.scope = name, shape, data, scope  # data: (spaces, elements)
+        self.written = None if written else np.zeros(data.shape, bool)
+        if scope != "local":
+            self.reader, self.writer = (np.full(data.shape, NOBODY, np.int64) for _ in range(2))
+
+    def forget(self, spaces: Array) -> None:
+        """A barrier of these copies."""
+        if self.scope != "local":
+            self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
+
+    def read(self, space: Array, at: Array, thread: Array) -> Array:
+        if self.written is not None and not self.written[space, at].all():
+            raise Fault(f"{self.name}: read before it is written")
+        if self.scope != "local":
+            writer = self.writer[space, at]
+            if ((writer != NOBODY) & (writer != thread)).any():
+                raise Fault(f"{self.name}: read in a race with a write of another thread")
+            before = self.reader[space, at]
+            self.reader[space, at] = np.where((before == NOBODY) | (before == thread), thread, MANY)
+            shared = self.reader[space, at] != thread
+            self.reader[space[shared], at[shared]] = MANY
+        values: Array = self.data[space, at]
+        return values
+
+    def write(self, space: Array, at: Array, thread: Array, values: Array) -> None:
+        if self.scope != "local":
+            reader, writer = self.reader[space, at], self.writer[space, at]
+            self.writer[space, at] = thread
+            others = (reader != NOBODY) & (reader != thread) | (writer != NOBODY) & (writer != thread)
+            if others.any() or (self.writer[space, at] != thread).any():
+                raise Fault(f"{self.name}: written in a race with another thread")
+        self.data[space, at] = values
+        if self.written is not None:
+            self.written[space, at] = True
+
+
+def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
+    """Run a kernel on arrays, operands and then outputs, all C-contiguous; outputs are written in place."""
+    sizes: dict[Any, int] = {}
+    buffers: dict[Any, tuple[tuple[int, ...], Array]] = {}
+    for param, array in zip(function.params, arrays, strict=True):
+        assert array.flags.c_contiguous
+        assert array.dtype == np.dtype(str(param.dtype)), (param.dtype, array.dtype)
+        for size, got in zip(param.shape, array.shape, strict=True):
+            if isinstance(size, tirx.IntImm):
+                assert int(size) == got, (param.shape, array.shape)
+            else:
+                assert sizes.setdefault(size, got) == got
+        buffers[param] = (array.shape, array.reshape(1, -1))
+    with np.errstate(all="ignore"):
+        _host(function.body, buffers, sizes)
+
+
+def _host(stmt: Any, buffers: dict[Any, Any], sizes: dict[Any, int]) -> None:
+    """What stands outside of launches: statements in order, and choices between launches by sizes."""
+    kind = type(stmt).__name__
+    if kind == "SeqStmt":
+        for part in stmt.seq:
+            _host(part, buffers, sizes)
+    elif kind == "IfThenElse":
+        chosen = stmt.then_case if _size(stmt.condition, sizes) else stmt.else_case
+        if chosen is not None:
+            _host(chosen, buffers, sizes)
+    elif kind == "AttrStmt" and stmt.attr_key == "thread_extent":
+        _Launch(stmt, buffers, sizes)
+    else:
+        raise Fault(f"outside of a launch: {kind}")
+
+
+def _size(expr: Any, sizes: dict[Any, int]) -> int:
+    launch = _Launch.__new__(_Launch)
+    launch.values, launch.count = {var: np.array([value], np.int64) for var, value in sizes.items()}, 1
+    return int(launch.value(expr, np.ones(1, bool))[0])
+
+
+class _Launch:
+    """One launch: its threads, their values and memory."""
+
+    def __init__(self, stmt: Any, buffers: dict[Any, Any], sizes: dict[Any, int]) -> None:
+        extents: dict[str, tuple[Any, int]] = {}
+        while type(stmt).__name__ == "AttrStmt" and stmt.attr_key == "thread_extent":
+            extents[str(stmt.node.thread_tag)] = (stmt.node.var, _size(stmt.value, sizes))
+            stmt = stmt.body
+        # blockIdx before threadIdx, x fastest: threads of a block, and of a warp, stand together.
+        order = sorted(extents, key=lambda tag: (tag.startswith("thread"), -ord(tag[-1])))
+        counts = [extents[tag][1] for tag in order]
+        self.count = math.prod(counts)
+        self.block_threads = math.prod(n for tag, n in zip(order, counts, strict=True) if tag.startswith("thread"))
+        assert 0 < self.block_threads <= 1024
+        assert self.block_threads % 32 == 0
+        places = np.unravel_index(np.arange(self.count), counts)
+        self.thread = np.arange(self.count)
+        self.block = self.thread // self.block_threads
+        self.values: dict[Any, Array] = {var: np.array([value], np.int64) for var, value in sizes.items()}
+        for tag, place in zip(order, places, strict=True):
+            self.values[extents[tag][0]] = place.astype(str(extents[tag][0].ty.dtype))
+        self.memory = {
+            buffer: _Memory(str(buffer.name), shape, data, "global", True) for buffer, (shape, data) in buffers.items()
+        }
+        self.run(stmt, np.ones(self.count, bool))
+
+    def run(self, stmt: Any, mask: Array) -> None:
+        """Statements, for the threads of the mask."""
+        getattr(self, f"_run_{type(stmt).__name__}")(stmt, mask)
+
+    def _run_SeqStmt(self, stmt: Any, mask: Array) -> None:
+        for part in stmt.seq:
+            self.run(part, mask)
+
+    def _run_AttrStmt(self, stmt: Any, mask: Array) -> None:
+        self.run(stmt.body, mask)
+
+    def _run_AllocBuffer(self, stmt: Any, mask: Array) -> None:
+        buffer, scope = stmt.buffer, str(stmt.buffer.scope())
+        shape = tuple(int(size) for size in buffer.shape)
+        spaces = {"shared": self.count // self.block_threads, "local": self.count}[scope]
+        data = np.zeros((spaces, math.prod(shape)), str(buffer.dtype))
+        if data.dtype.kind == "f":
+            data[...] = np.nan
+        self.memory[buffer] = _Memory(str(buffer.name), shape, data, scope, False)
+
+    def _run_Bind(self, stmt: Any, mask: Array) -> None:
+        self.values[stmt.var] = self.value(stmt.value, mask)
+
+    def _run_BufferStore(self, stmt: Any, mask: Array) -> None:
+        memory, value = self.memory[stmt.buffer], self.value(stmt.value, mask)
+        space, at, thread, places = self._places(memory, stmt.indices, mask)
+        width = at.shape[1]
+        if value.ndim == 1:
+            value = value[:, None]
+        spread = np.broadcast_to(value, (self.count, width))[places].astype(memory.data.dtype, casting="same_kind")
+        for lane in range(width):
+            memory.write(space, at[:, lane], thread, spread[:, lane])
+
+    def _run_For(self, stmt: Any, mask: Array) -> None:
+        assert int(stmt.kind) in (0, 3), "a serial or an unrolled loop"
+        first, extent = self.value(stmt.min, mask), self.value(stmt.extent, mask)
+        step = 0
+        while True:
+            inside = mask & (step < extent)
+            if not inside.any():
+                break
+            self.values[stmt.loop_var] = (first + step).astype(str(stmt.loop_var.ty.dtype))
+            self.run(stmt.body, inside)
+            step += 1
+
+    def _run_IfThenElse(self, stmt: Any, mask: Array) -> None:
+        chosen = self.value(stmt.condition, mask).astype(bool)
+        for part, inside in ((stmt.then_case, mask & chosen), (stmt.else_case, mask & ~chosen)):
+            if part is not None and inside.any():
+                self.run(part, inside)
+
+    def _run_Evaluate(self, stmt: Any, mask: Array) -> None:
+        if isinstance(stmt.value, tirx.IntImm):
+            return
+        name = str(stmt.value.op.name)
+        if not name.endswith(".tvm_storage_sync") or stmt.value.args[0].value != "shared":
+            raise Fault(f"a statement that this knows nothing of: {name}")
+        reached = mask.reshape(-1, self.block_threads)
+        if (reached.any(1) != reached.all(1)).any():
+            raise Fault("a barrier that only some threads of a block reach")
+        for memory in self.memory.values():
+            if memory.scope == "shared":
+                memory.forget(reached.all(1))
+
+    def _places(self, memory: _Memory, indices: Any, mask: Array) -> tuple[Array, Array, Array, Array]:
+        """(copy, elements (n, lanes), thread) of the threads of the mask, and which these are."""
+        at = np.zeros((self.count, 1), np.int64)
+        for index, size in zip(indices, memory.shape, strict=True):
+            value = self.value(index, mask).astype(np.int64)
+            value = value[:, None] if value.ndim == 1 else value
+            if (((value < 0) | (value >= size)) & mask[:, None]).any():
+                raise Fault(f"{memory.name}: outside of {memory.shape}: {index}")
+            at = at * size + value
+        places = np.flatnonzero(mask)
+        space = {"global": np.zeros_like, "shared": lambda t: self.block[t], "local": lambda t: t}[memory.scope](places)
+        return space, at[places], places, places
+
+    def value(self, expr: Any, mask: Array) -> Array:
+        """An expression of all threads: (T,), (T, lanes), or (1,) where it is the same in all; of masked ones, any."""
+        kind = type(expr).__name__
+        if isinstance(expr, (tirx.IntImm, tirx.FloatImm)):
+            return np.array([expr.value], str(expr.ty.dtype))
+        if expr in self.values:
+            return self.values[expr]
+        if kind in _BINARY:
+            a, b = _aligned(self.value(expr.a, mask), self.value(expr.b, mask))
+            return np.asarray(_BINARY[kind](a, b))
+        getter: Callable[[Any, Array], Array] = getattr(self, f"_value_{kind}")
+        return getter(expr, mask)
+
+    def _value_TensorLoad(self, expr: Any, mask: Array) -> Array:
+        memory = self.memory[expr.source]
+        space, at, thread, places = self._places(memory, expr.indices, mask)
+        out = np.zeros((self.count, at.shape[1]), memory.data.dtype)
+        for lane in range(at.shape[1]):
+            out[places, lane] = memory.read(space, at[:, lane], thread)
+        return out[:, 0] if at.shape[1] == 1 else out
+
+    def _value_And(self, expr: Any, mask: Array) -> Array:
+        left = self.value(expr.a, mask).astype(bool)
+        return np.asarray(left & self.value(expr.b, mask & left).astype(bool))
+
+    def _value_Or(self, expr: Any, mask: Array) -> Array:
+        left = self.value(expr.a, mask).astype(bool)
+        return np.asarray(left | self.value(expr.b, mask & ~left).astype(bool))
+
+    def _value_Not(self, expr: Any, mask: Array) -> Array:
+        return ~self.value(expr.a, mask).astype(bool)
+
+    def _value_Select(self, expr: Any, mask: Array) -> Array:
+        condition, yes = _aligned(self.value(expr.condition, mask), self.value(expr.true_value, mask))
+        yes, no = _aligned(yes, self.value(expr.false_value, mask))
+        return np.where(_aligned(condition, yes)[0], yes, no)
+
+    def _value_Cast(self, expr: Any, mask: Array) -> Array:
+        return self.value(expr.value, mask).astype(_scalar(expr.ty.dtype))
+
+    def _value_Ramp(self, expr: Any, mask: Array) -> Array:
+        base, stride = self.value(expr.base, mask), self.value(expr.stride, mask)
+        return base[:, None] + stride[:, None] * np.arange(int(expr.lanes))
+
+    def _value_Broadcast(self, expr: Any, mask: Array) -> Array:
+        return np.repeat(self.value(expr.value, mask)[:, None], int(expr.lanes), axis=1)
+
+    def _value_Call(self, expr: Any, mask: Array) -> Array:
+        name = str(expr.op.name).rpartition(".")[2]
+        if name == "if_then_else":
+            condition, yes, no = expr.args
+            chosen = np.broadcast_to(self.value(condition, mask).astype(bool), (self.count,))
+            a, b = _aligned(self.value(yes, mask & chosen), self.value(no, mask & ~chosen))
+            return np.where(_aligned(chosen, a)[0], a, b)
+        if name == "tvm_warp_shuffle_xor":
+            return self._shuffle_xor(expr, mask)
+        values = [self.value(arg, mask) for arg in expr.args]
+        if name == "reinterpret":
+            return np.ascontiguousarray(values[0]).view(_scalar(expr.ty.dtype))
+        if len(values) == 2:
+            values = list(_aligned(*values))
+        if name not in _CALLS:
+            raise Fault(f"an expression that this knows nothing of: {name}")
+        return np.asarray(_CALLS[name](*values)).astype(_scalar(expr.ty.dtype))
+
+    def _shuffle_xor(self, expr: Any, mask: Array) -> Array:
+        lanes = int(expr.args[0].value)
+        value = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
+        assert lanes == 0xFFFFFFFF
+        assert int(expr.args[3]) == 32
+        warps = mask.reshape(-1, 32)
+        if (warps.any(1) != warps.all(1)).any():
+            raise Fault("a shuffle that only some threads of a warp reach")
+        return value[self.thread ^ int(expr.args[2])]
+
+
+def _scalar(dtype: Any) -> str:
+    """float32x4 -> float32."""
+    name = str(dtype)
+    return "bool" if name.startswith("bool") else name.partition("x")[0]
+
+
+def _aligned(a: Array, b: Array) -> tuple[Array, Array]:
+    """Scalars of threads beside vectors of threads."""
+    if a.ndim < b.ndim:
+        return a[:, None], b
+    return (a, b[:, None]) if b.ndim < a.ndim else (a, b)
+
+
+def _divided(a: Array, b: Array) -> Array:
+    """As C divides."""
+    return np.asarray(a / b) if a.dtype.kind == "f" else np.trunc(a.astype(np.float64) / b).astype(a.dtype)
+
+
+def _erf(x: Array) -> Array:
+    return np.array([math.erf(float(value)) for value in x.ravel()], np.float32).reshape(x.shape)
+
+
+_BINARY: dict[str, Callable[[Array, Array], Any]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divided, "Mod": np.fmod,
+    "FloorDiv": np.floor_divide, "FloorMod": np.mod, "Min": np.fmin, "Max": np.fmax,
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
+    "LShift": np.left_shift, "RShift": np.right_shift,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
+    "nearbyint": np.rint, "fabs": np.abs,
+}  # fmt: skip

@@ -1,0 +1,156 @@
+"""Every CUDA kernel against its NumPy meaning: its threads run by tests/targets/cuda_threads.py, no GPU needed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import tirx
+
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS
+from llmc.compiler.ops import OPS
+from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
+from llmc.targets.cuda.lower import KERNELS, make_kernel
+from llmc.targets.cuda.target import CUDA_TARGETS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cuda_threads
+from attention_cases import SIZES, attention, turning
+from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
+
+TARGET = CUDA_TARGETS["cuda:sm_80"]
+ROWS = 5  # few: an interpreter runs every thread
+
+
+def cut(case: Case) -> Case:
+    """The case with few rows; not of an operand that rows are picked from."""
+    if case.op == "take_rows":
+        return case
+    return replace(case, arrays=[a[:ROWS].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)])
+
+
+def kernel(case: Case, like: list[np.ndarray]) -> tirx.PrimFunc:
+    """The kernel for any number of rows, whose outputs are `like` these."""
+    names: dict[int, Any] = {}
+    shapes: list[list[Any]] = []
+    for i, array in enumerate([*case.arrays, *like]):
+        first, *rest = array.shape
+        symbolic = i in case.symbolic or (i >= len(case.arrays) and first in names)
+        shapes.append([names.setdefault(first, tirx.Var(f"n{len(names)}", "int64")) if symbolic else first, *rest])
+    return make_kernel(case.op, TARGET, shapes, case.attrs)
+
+
+def call(case: Case, like: list[np.ndarray], made: tirx.PrimFunc | None = None) -> list[np.ndarray]:
+    """The outputs; operands that the op writes to are written to."""
+    outputs = [np.full(array.shape, 77, array.dtype) for array in like]
+    cuda_threads.run(made or kernel(case, like), [*case.arrays, *outputs])
+    return outputs
+
+
+def check(case: Case) -> list[np.ndarray]:
+    """The kernel gives what the op means, on poisoned outputs, and leaves its operands as the op does."""
+    copies = [array.copy() for array in case.arrays]
+    expected = OPS[case.op].meaning(*copies, **case.attrs)
+    like = list(expected) if isinstance(expected, tuple) else [expected]
+    outputs = call(case, like)
+    for got, wanted in zip(outputs, like, strict=True):
+        compare(case, got, wanted)
+    for got, wanted in zip(case.arrays, copies, strict=True):
+        np.testing.assert_array_equal(got, wanted, err_msg=f"{case.op}: an operand differs")
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES)))
+def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
+    check(cut(CASES[op](np.random.default_rng([seed, len(op)]))))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_linear_layer_of_every_format(name: str) -> None:
+    """Whole, and a row alone, which takes another kernel: the same bits."""
+    rng = np.random.default_rng(len(name))
+    for op in ["packed_linear", *(["bf16_linear"] if name == "bf16" else [])]:
+        case = cut(linear_case(rng, op, name, 19))
+        (several,) = check(case)
+        (alone,) = check(
+            replace(case, arrays=[a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)])
+        )
+        np.testing.assert_array_equal(alone[0], several[1])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_look_up_in_every_format(name: str) -> None:
+    check(cut(embedding_case(np.random.default_rng(len(name)), name)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_attention_over_pages(kind: str, size: int) -> None:
+    """Sequences of any lengths; windows, holes, soft caps and heads that share."""
+    for seed in range(2):
+        rng = np.random.default_rng([size, seed, len(kind)])
+        check(attention(rng, kind, head_dim=size, bias="none", causal=1))
+
+
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_attention_goes_over_chunks(kind: str) -> None:
+    """Texts longer than a chunk of slots, of one row and of several; the row gives the same bits either way."""
+    rng = np.random.default_rng(len(kind))
+    more = {"heads": 6, "kv_heads": 2, "head_dim": 64, "bias": "none", "causal": 1, "window": 0}
+    case = attention(rng, kind, lengths=[(150, 3), (290, 1), (0, 2)], **more)
+    whole = check(replace(case, arrays=[a.copy() for a in case.arrays]))[0]
+    check(attention(rng, kind, lengths=[(300, 2)], **more | {"window": 140}))
+    qkv, kv, seqs, slots, *tables = case.arrays
+    alone = check(replace(case, arrays=[qkv[3:4], kv, seqs[3:4], slots[3:4], *tables]))[0]
+    np.testing.assert_array_equal(alone[0], whole[3])
+
+
+def test_heads_wider_than_a_block() -> None:
+    rng = np.random.default_rng(3)
+    check(attention(rng, "f32", heads=2, kv_heads=1, head_dim=160, bias="none", causal=1, lengths=[(20, 2)]))
+
+
+@pytest.mark.parametrize("kind", KV_KINDS)
+@pytest.mark.parametrize("op", ["load_keys", "store_keys"])
+def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
+    for size in (7, 64):
+        check(turning(np.random.default_rng(size), kind, op, size))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "what"),
+    [
+        ({"bias": "alibi"}, "bias by distance"),
+        ({"causal": 0}, "rows that see later ones"),
+        ({"kv_dtype": "q8"}, "KV pages 'q8'"),
+    ],
+)
+def test_what_there_is_no_kernel_for_is_refused(attrs: dict[str, Any], what: str) -> None:
+    case = attention(np.random.default_rng(1), **{"kind": "f32", "bias": "none", "causal": 1} | attrs)
+    with pytest.raises(LlmcError, match=what):
+        kernel(case, [case.arrays[0]])
+
+
+def test_a_sum_of_rows_and_a_bias() -> None:
+    rng = np.random.default_rng(2)
+    for other in ((ROWS, 300), (300,)):
+        x, y, out = floats(rng, ROWS, 300), floats(rng, *other), np.full((ROWS, 300), 77, np.float32)
+        cuda_threads.run(make_kernel("add", TARGET, [list(a.shape) for a in (x, y, out)], {}), [x, y, out])
+        np.testing.assert_array_equal(out, x + y)
+
+
+def test_rows_that_hold_what_is_no_number() -> None:
+    """As on CPUs: the log of the sum is none either, and ids are ids."""
+    x = floats(np.random.default_rng(1), 3, 90)
+    x[0, 5], x[1, 7], x[2, 1] = np.nan, np.inf, -np.inf
+    ids, values, normalizers = call(Case("top", [x], {}, (0,)), list(OPS["top"].meaning(x)))
+    assert np.isfinite(normalizers).tolist() == [False, False, True]
+    assert ((ids >= 0) & (ids < 90)).all()
+    assert values[1, 0] == np.inf
+    np.testing.assert_array_equal(ids[1:], OPS["top"].meaning(x[1:])[0])

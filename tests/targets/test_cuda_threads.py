@@ -1,0 +1,107 @@
+"""The interpreter of CUDA threads finds what is wrong with a kernel: each kernel here has one fault, or none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.cuda.launch import barrier, f32, local, row_kernel, shared, warp_reduce
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cuda_threads
+
+THREADS = 64
+
+
+def neighbour(thread: Any) -> Any:
+    return T.floormod(thread + 1, THREADS)
+
+
+def exchanged(x: Any, out: Any, row: Any, thread: Any, wait: bool) -> None:
+    """Every thread gives the number of its neighbour."""
+    numbers = shared((THREADS,))
+    T.buffer_store(numbers, x[row, thread], [thread])
+    if wait:
+        barrier()
+    T.buffer_store(out, numbers[neighbour(thread)], [row, thread])
+
+
+def written_again(x: Any, out: Any, row: Any, thread: Any) -> None:
+    """Shared memory is written while others may still read it."""
+    exchanged(x, out, row, thread, wait=True)
+    numbers = shared((THREADS,))
+    T.buffer_store(numbers, f32(0), [thread])
+    barrier()
+    T.buffer_store(out, numbers[neighbour(thread)], [row, thread])
+    T.buffer_store(numbers, f32(1), [thread])
+
+
+def half_wait(x: Any, out: Any, row: Any, thread: Any) -> None:
+    with T.If(thread < 32), T.Then():
+        barrier()
+    T.buffer_store(out, x[row, thread], [row, thread])
+
+
+def half_shuffle(x: Any, out: Any, row: Any, thread: Any) -> None:
+    number = local((1,))
+    T.buffer_store(number, x[row, thread], [0])
+    with T.If(thread < 16), T.Then():
+        warp_reduce(number, 0, lambda a, b: a + b)
+    T.buffer_store(out, number[0], [row, thread])
+
+
+def unwritten(x: Any, out: Any, row: Any, thread: Any) -> None:
+    number = local((2,))
+    T.buffer_store(number, x[row, thread], [0])
+    T.buffer_store(out, number[1], [row, thread])
+
+
+FAULTS: dict[str, tuple[Callable[..., None], str]] = {
+    "no barrier": (lambda *a: exchanged(*a, wait=False), "read before it is written|in a race with"),
+    "written while others read": (written_again, "written in a race with another thread"),
+    "one place for all": (lambda x, out, r, t: T.buffer_store(out, x[r, t], [r, 0]), "written in a race"),
+    "read beside a write": (lambda x, out, r, t: T.buffer_store(x, x[r, neighbour(t)], [r, t]), "written in a race"),
+    "too far": (lambda x, out, r, t: T.buffer_store(out, x[r, t + 1], [r, t]), "outside of"),
+    "half of a block waits": (half_wait, "a barrier that only some threads"),
+    "half of a warp shuffles": (half_shuffle, "a shuffle that only some threads"),
+    "nobody wrote it": (unwritten, "read before it is written"),
+}
+
+
+def run(body: Callable[..., None]) -> tuple[np.ndarray, np.ndarray]:
+    """What goes in and what comes out."""
+    shape = [tirx.Var("rows", "int64"), THREADS]
+    made = row_kernel(["float32"] * 2, [shape, shape], THREADS, lambda buffers, row, t: body(*buffers, row, t))
+    x, out = np.arange(3 * THREADS, dtype=np.float32).reshape(3, THREADS), np.zeros((3, THREADS), np.float32)
+    cuda_threads.run(made, [x, out])
+    return x, out
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str) -> None:
+    body, what = FAULTS[name]
+    with pytest.raises(cuda_threads.Fault, match=what):
+        run(body)
+
+
+def test_threads_exchange_numbers() -> None:
+    x, out = run(lambda *a: exchanged(*a, wait=True))
+    np.testing.assert_array_equal(out, np.roll(x, -1, axis=1))
+
+
+def test_a_warp_adds_up() -> None:
+    def body(x: Any, out: Any, row: Any, thread: Any) -> None:
+        number = local((1,))
+        T.buffer_store(number, x[row, thread], [0])
+        warp_reduce(number, 0, lambda a, b: a + b)
+        T.buffer_store(out, number[0], [row, thread])
+
+    x, out = run(body)
+    np.testing.assert_array_equal(out, np.repeat(x.reshape(3, 2, 32).sum(-1), 32, axis=1))
