@@ -110,7 +110,7 @@ def write_weights(
             done(number + 1)
         chunks = out.finish()
     order = [entry.name for entry in entries]
-    return {"file": WEIGHTS, "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "order": order}
+    return {"file": path.name, "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "order": order}
 
 
 def _digest(path: Path) -> dict[str, Any]:

@@ -17,3 +17,7 @@ class RequestError(LlmcError):
 
 class CacheFull(RequestError):
     """Too few pages of the KV cache are free."""
+
+
+class WorkerLost(LlmcError):
+    """A process that runs a part of the model has ended."""

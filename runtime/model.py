@@ -21,6 +21,7 @@ from llmc.runtime.generate import Generation, Options, Part
 from llmc.runtime.loading.artifact import Artifact, open_artifact
 from llmc.runtime.loading.bind import bind, parts_of
 from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
 from llmc.runtime.loading.weights import map_weights
@@ -30,6 +31,7 @@ from llmc.runtime.translator import Direction, direction
 
 if TYPE_CHECKING:
     from llmc.runtime.quality import Evaluation, Subject
+    from llmc.runtime.workers.front import Front
 
 Prompt = str | SequenceOf[int]
 Message = Mapping[str, str]
@@ -63,12 +65,14 @@ def load(
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
-    threads = most if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
+    wanted = None if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
     _bounded("prefill_chunk", prefill_chunk, 2**20)
     if verify not in ("auto", "always"):
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
     manifest = artifact.manifest
+    workers = len(manifest.ranks) if isinstance(manifest, DeviceManifest) else 1
+    threads = max(1, most // workers) if wanted is None else wanted
     if deterministic and manifest.invariance != "exact":
         raise ArtifactError(
             f"{artifact.folder}: deterministic: its kernels do not promise that a row's logits are the same whatever "
@@ -80,15 +84,19 @@ def load(
     tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     pages = PagePool(manifest.kv, tokens)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    front = _front(manifest, pages)
     functions = bind(artifact, pages.layers, weights, threads)
+    if front is not None:
+        functions = front.leading(functions)
     runner = Runner(
         functions["step"], pages, manifest.vocab, manifest.context, prefill_chunk,
         encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
-        parts=parts_of(manifest, functions),
+        parts=parts_of(manifest, functions), stages=1 if front is None else front.stages,
     )  # fmt: skip
     return Model(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
+        front=front,
     )  # fmt: skip
 
 
@@ -100,12 +108,14 @@ class Model:
     """
 
     def __init__(
-        self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer, template: str | None, **engine: Any
+        self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer, template: str | None,
+        front: Front | None = None, **engine: Any,
     ) -> None:  # fmt: skip
         self.manifest: dict[str, Any] = manifest.raw
         self._facts = manifest
         self._runner: Runner | None = runner
         self._template = template
+        self._front = front
         self._tokenizer = tokenizer
         self._engine: Engine | None = Engine(
             runner, tokenizer, manifest.eos, lead=_lead(manifest), suppressed=manifest.suppressed, **engine
@@ -275,6 +285,8 @@ class Model:
         if self._engine is not None:
             self._engine.close()
         self._engine = self._runner = None
+        if self._front is not None:
+            self._front.close()
 
     def __enter__(self) -> Model:
         return self
@@ -376,6 +388,15 @@ def _bounded(name: str, value: object, most: int) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= int(value) <= most:
         raise RequestError(f"{name}: wanted a whole number in 1..{most}")
     return int(value)
+
+
+def _front(manifest: Manifest, pages: PagePool) -> Front | None:
+    """Of an artifact for several devices, what leads the other workers."""
+    if not isinstance(manifest, DeviceManifest):
+        return None
+    from llmc.runtime.workers.front import Front  # with MPI
+
+    return Front(manifest, pages)
 
 
 def _template(artifact: Artifact[Manifest]) -> str | None:

@@ -11,6 +11,7 @@ arrays before these alone.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, fields
@@ -26,7 +27,7 @@ from llmc.runtime.parts import Parts, Passage
 
 Ids = SequenceOf[int] | NDArray[np.integer[Any]]
 # Arrays in the order above -> logits (R, V), top ids and values (R, K), normalizers (R,); of a model without logits
-# vectors (R, C) and argmax (R,).
+# vectors (R, C) and argmax (R,). Where there are several stages, not yet that but what waits for it and gives it.
 Step = Callable[..., Any]
 
 PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
@@ -77,13 +78,29 @@ class Output:
         return Output(rows, best, np.take_along_axis(rows, best, 1), np.full(len(rows), np.nan, np.float32))
 
 
+@dataclass(slots=True)
+class Begun:
+    """A step that has begun: its sequences have advanced. `wanted`: rows that have logits."""
+
+    given: Callable[[], Any]
+    wanted: int
+    lock: threading.Lock
+
+    def wait(self) -> Output:
+        """What the step gives. It may be asked again if it was interrupted; nobody needs to ask."""
+        with self.lock:
+            found = [array[: self.wanted] for array in self.given()]
+        return Output.with_best(*found) if len(found) == 2 else Output(*found)
+
+
 @dataclass
 class Runner:
     """A loaded step with its cache. `step_function`: see `Step`; loading/bind.py binds the real one.
 
     `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.
     `turn_function`: see `turn`; None where keys do not know positions. `endless`: how a text can go on in a full cache.
-    `parts`: the step in parts, where it was compiled so, for feeds with a passage.
+    `parts`: the step in parts, where it was compiled so, for feeds with a passage. `stages`: into how many the layers
+    are cut, so that as many steps may be under way; where there are several, functions give what waits (`Step`).
     """
 
     step_function: Step
@@ -95,6 +112,7 @@ class Runner:
     turn_function: Step | None = None
     endless: tuple[str, ...] = ()
     parts: Parts | None = None
+    stages: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def new_sequence(self, source: Sequence | None = None) -> Sequence:
@@ -106,6 +124,13 @@ class Runner:
 
         Raises RequestError when a token id, a length or the cache does not allow it. After any error no sequence has
         advanced and no page has changed hands.
+        """
+        return self.begin(feeds).wait()
+
+    def begin(self, feeds: Iterable[Feed | tuple[Sequence, Ids]]) -> Begun:
+        """`step`, but for what comes at its end: the sequences have advanced, and may be fed, forked, released again.
+
+        All functions and copies of pages are done in the order in which they are called for, on every device.
         """
         batch = [feed if isinstance(feed, Feed) else Feed(*feed) for feed in feeds]
         ids = [as_ids(feed.ids, self.vocab) for feed in batch]
@@ -129,7 +154,7 @@ class Runner:
             raise RequestError("a source is encoded as a whole: release its sequence before it takes another one")
         self._call(self.encode_function, batch, ids)
 
-    def _call(self, function: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Output:
+    def _call(self, function: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Begun:
         """Feed checked tokens to one of the compiled functions."""
         with self.lock:
             lengths = [f.sequence.length + len(i) for f, i in zip(batch, ids, strict=True)]
@@ -139,10 +164,9 @@ class Runner:
                 feed.sequence.position += length - feed.sequence.length
                 feed.sequence.length = length
         wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
-        found = [array[:wanted] for array in found]
-        return Output.with_best(*found) if len(found) == 2 else Output(*found)
+        return Begun(found if self.stages > 1 else lambda: found, wanted, self.lock)
 
-    def _pass(self, batch: list[Feed], ids: list[NDArray[np.int32]]) -> Output:
+    def _pass(self, batch: list[Feed], ids: list[NDArray[np.int32]]) -> Begun:
         """`_call` of the step in parts, where some tokens do not come through to the end."""
         if self.parts is None:
             raise RequestError("a passage wants an artifact whose layers were compiled in groups too (--layer-groups)")
@@ -165,10 +189,9 @@ class Runner:
             for feed, count in arriving:
                 feed.sequence.position += count
                 feed.sequence.length += count
-        if found:
-            return Output(*found)
         none = np.empty((0, self.vocab), np.float32)
-        return Output(none, none.astype(np.int32), none, none[:, 0])
+        found = found or [none, none.astype(np.int32), none, none[:, 0]]
+        return Begun(lambda: found, len(found[0]), self.lock)
 
     def prefill(self, feeds: Iterable[tuple[Sequence, Ids]], chunk: int | None = None) -> Output:
         """Append prompts of any length in steps of at most `chunk` rows; logits (S, V) of the last row of each.
@@ -178,7 +201,12 @@ class Runner:
         rows = self.prefill_chunk if chunk is None else chunk
         if rows < 1:
             raise RequestError(f"prefill_chunk: got {rows}, wanted a positive number of rows")
-        outputs = [self.step(part) for part in _chunks(list(feeds), rows)]
+        outputs, under_way = [], deque[Begun]()
+        for part in _chunks(list(feeds), rows):
+            under_way.append(self.begin(part))
+            if len(under_way) == self.stages:
+                outputs.append(under_way.popleft().wait())
+        outputs += [begun.wait() for begun in under_way]
         outputs = [output for output in outputs if len(output.logits)]
         if len(outputs) == 1:
             return outputs[0]

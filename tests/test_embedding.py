@@ -303,13 +303,18 @@ def test_paths_that_leave_the_folder(native: Path, copies: Callable[[], Path], w
 
 def test_a_cpu_without_the_features_and_a_newer_format(native: Path, copies: Callable[[], Path], whole: Path) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
-    folders = [copies() for _ in range(3)]
+    folders = [copies() for _ in range(5)]
     variant = manifest["variants"][0]
     seal(folders[0], {**manifest, "variants": [{**variant, "requires": ["flag_of_tomorrow"]}]})
     seal(folders[1], {**manifest, "variants": [{**variant, "arch": "pdp11"}]})
     seal(folders[2], {**manifest, "format": 99})
-    lines = refusals(native, folders)
-    assert ["flag_of_tomorrow" in lines[0], "pdp11" in lines[1], "newer" in lines[2]] == [True] * 3
+    device = {"kind": "cuda", "arch": "sm_90", "runtime": manifest["runtime"]}
+    cuda = {**variant, "name": "cuda-sm_90", "requires": ["cuda", "sm_90"], "device": device}
+    seal(folders[3], {**manifest, "variants": [cuda]})
+    seal(folders[4], {**manifest, "variants": [{**cuda, "device": {**device, "kind": "abacus"}}]})
+    wanted = ["flag_of_tomorrow", "pdp11", "newer", "cuda-sm_90 needs cuda sm_90", "wanted cuda"]
+    for line, what in zip(refusals(native, folders), wanted, strict=True):
+        assert what in line
 
 
 def test_weights_that_lie(native: Path, copies: Callable[[], Path], whole: Path) -> None:

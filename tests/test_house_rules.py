@@ -32,8 +32,8 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "frontends": _COMPILE_SIDE | {"gguf", "google", "huggingface_hub", "onnx", "safetensors", "tokenizers", "torch"},
     "passes": _COMPILE_SIDE,
     "targets": _COMPILE_SIDE,
-    # The runtime installs alone: this is its whole list of dependencies.
-    "runtime": frozenset({"tvm_ffi", "numpy", "tokenizers", "safetensors", "jinja2"}),
+    # The runtime installs alone: this is its whole list of dependencies, mpi4py only where there are several devices.
+    "runtime": frozenset({"tvm_ffi", "numpy", "tokenizers", "safetensors", "jinja2", "mpi4py"}),
     "driver": _COMPILE_SIDE | {"tomli", "threadpoolctl"},
     "facade": frozenset({"click", "rich", "numpy"}),
 }

@@ -50,7 +50,8 @@ def test_the_type_checker_sees_every_file_of_the_facade(root: Path) -> None:
         for path in (root / "compiler" / "llmc").iterdir()
         if path.is_file()
     }
-    assert {path.name: os.readlink(path) for path in links.iterdir()} == want
+    found = {path.name: os.readlink(path) for path in links.iterdir() if path.name != "__pycache__"}
+    assert found == want
 
 
 def test_the_version_is_said_once(settings: dict[str, Any]) -> None:

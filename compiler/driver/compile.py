@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact, pipeline
 from llmc.compiler.driver.compile_graph import is_graph, write_graph
-from llmc.compiler.driver.libraries import write_libraries
+from llmc.compiler.driver.libraries import lowered, write_libraries
 from llmc.compiler.driver.request import Request, check_request, read_spec
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.driver.write import write_weights
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.parts import part_sizes
+from llmc.targets.target import cpus
 
 if TYPE_CHECKING:
     import llmc.targets.target as targets
@@ -45,7 +46,7 @@ def compile_model(
     spec: str | Path | None = None, bpw: float | None = None, size: int | None = None,
     calib: str | Path | None = None, recipe: str | Path | None = None, activations: str = "auto",
     check: bool = False, seed: int = 0, layer_groups: int | None = None, tuned: str | Path | None = None,
-    tvm_runtime: str | Path | None = None,
+    tvm_runtime: str | Path | None = None, devices: str | None = None, split: str | None = None,
     progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
@@ -57,19 +58,20 @@ def compile_model(
     weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
     unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `tuned` is a
     database of `llmc tune`: kernels it knows get their knobs from there, others what is shipped. `tvm_runtime`
-    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `spec` is a TOML
-    file that replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
+    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `devices` cuts
+    the model for several (docs/partition.md), `split` says how much of it each takes. `spec` is a TOML file that
+    replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
     request = Request(
         source, Path(output), quant, kv, target, _path(spec), bpw, size, _path(calib), _path(recipe), activations,
-        check, seed, layer_groups, _path(tuned), _path(tvm_runtime),
+        check, seed, layer_groups, _path(tuned), _path(tvm_runtime), devices, split,
     )  # fmt: skip
     chosen = check_request(request)
     knobs = Found(request.tuned)
     if is_graph(request):
-        manifest, loss = write_graph(request, chosen, knobs, report), None
+        manifest, loss = write_graph(request, cpus(chosen), knobs, report), None
     else:
         manifest, loss = _model_artifact(request, chosen, knobs, report)
     report("write", 1, 1)
@@ -82,7 +84,7 @@ def compile_model(
 
 
 def _model_artifact(
-    request: Request, chosen: Sequence[targets.Target], knobs: Found, report: Progress
+    request: Request, chosen: Sequence[targets.AnyTarget], knobs: Found, report: Progress
 ) -> tuple[dict[str, Any], Loss | None]:
     """Read the model, choose formats, write; the manifest, and what was measured."""
     from llmc.compiler.driver.plan import make_plan
@@ -93,7 +95,12 @@ def _model_artifact(
     try:
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
-        return write_artifact(request, chosen, knobs, model, make_plan(request, model, report), report)
+        plan = make_plan(request, model, report)
+        if request.placement is not None:
+            from llmc.compiler.driver.devices import write_devices
+
+            return write_devices(request, cpus(chosen), knobs, model, plan, report), None
+        return write_artifact(request, chosen, knobs, model, plan, report)
     finally:
         model.close()
 
@@ -103,25 +110,24 @@ def _path(value: str | Path | None) -> Path | None:
 
 
 def write_artifact(
-    request: Request, chosen: Sequence[targets.Target], knobs: Found, model: Any, plan: Plan, report: Progress
+    request: Request, chosen: Sequence[targets.AnyTarget], knobs: Found, model: Any, plan: Plan, report: Progress
 ) -> tuple[dict[str, Any], Loss | None]:
     """Write the artifact of a planned compile, with a library for each target; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
-    from llmc.targets.lower import lower
 
     kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
-    exact = request.activations == "f32"
+    exact = request.activations == "f32" or not all(target.int8_activations for target in chosen)
     stored, step = planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variants = write_libraries(
-            folder, lambda target: lower(step, target, knobs.of(target, step)), chosen, request.tvm_runtime, report
+            folder, lambda target: lowered(step, target, knobs), chosen, request.tvm_runtime, report
         )
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in step.functions)
         manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variants, functions, parts)
-        _write_texts(folder, model, manifest)
+        write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
         loss = plan.measure(folder, chosen, report)
         if loss is not None:
@@ -144,15 +150,23 @@ def planned_step(
     `groups` of layers are functions too; `exact`: activations are not rounded to int8.
     """
     from llmc.frontends.graph.build import build
+
+    return planned(build(spec, kv_dtype, groups), list(tensor_shapes(spec)), recipe, exact, report)
+
+
+def planned(
+    module: Any, names: list[str], recipe: dict[str, str], exact: bool, report: Progress
+) -> tuple[list[StoredWeight], Any]:
+    """`planned_step` of a module; `names` are its weights' in the order of its functions' parameters."""
     from llmc.passes import lift_weights
     from llmc.passes.pipeline import stages
 
-    module = pipeline.run(stages(recipe.__getitem__, exact), build(spec, kv_dtype, groups), report)
-    stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
-    return stored, lift_weights.bundle_weights(module)
+    module = pipeline.run(stages(recipe.__getitem__, exact), module, report)
+    return lift_weights.stored_by_all(module, names), lift_weights.bundle_weights(module)
 
 
-def _write_texts(folder: Path, model: Any, manifest: dict[str, Any]) -> None:
+def write_texts(folder: Path, model: Any, manifest: dict[str, Any]) -> None:
+    """The files that the manifest names beside libraries and weights."""
     (folder / manifest["tokenizer"]).write_bytes(model.tokenizer_json)
     if manifest["chat_template"]:
         (folder / manifest["chat_template"]).write_text(model.chat_template, encoding="utf-8")

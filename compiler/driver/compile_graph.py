@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmc.compiler import artifact
 from llmc.compiler.driver.libraries import write_libraries
 from llmc.compiler.driver.recipe import describe
-from llmc.compiler.driver.request import Request
+from llmc.compiler.driver.request import GRAPHS, Request
 from llmc.compiler.driver.write import write_weights
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from llmc.frontends.importers.imported import Imported
     from llmc.passes.take_packed import Packed
 
-GRAPHS = (".onnx", ".pt2")
 _TEXT_ONLY = ("spec", "bpw", "size", "calib", "recipe", "layer_groups")  # options that need a model of text
 
 

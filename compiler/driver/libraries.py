@@ -15,53 +15,82 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llmc.compiler.driver.tvm_runtime import copy_runtime, find_runtime
+from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, copy_runtime, find_runtime
 from llmc.compiler.errors import LlmcError
+from llmc.targets.cuda.target import CudaTarget
 
 if TYPE_CHECKING:
-    from llmc.targets.target import Target
+    from llmc.compiler.driver.tuning.found import Found
+    from llmc.targets.target import AnyTarget, Target
 
 Progress = Callable[[str, int, int], None]
-Lower = Callable[["Target"], Any]  # the module of kernels for a target
+Lower = Callable[[Any], Any]  # target -> the module of kernels for a target
 LIBRARY = "library"  # the stage that progress names; of several variants it is followed by the variant's name
 
 
 def write_libraries(
-    folder: Path, lower: Lower, targets: Sequence[Target], tvm_runtime: Path | None, report: Progress
+    folder: Path, lower: Lower, targets: Sequence[AnyTarget], tvm_runtime: Path | None, report: Progress, of: str = ""
 ) -> list[dict[str, Any]]:
     """Machine code of what `lower` gives for each target, in lib/; the manifest's entries of the variants, in order.
 
-    `tvm_runtime` is where TVM's runtime for their architecture is; None for this machine's own.
+    `tvm_runtime` is where TVM's runtime for their architecture is; None for this machine's own. `of` ends the files'
+    names where a variant has several: one for each device.
     """
-    made = targets
+    made: Sequence[AnyTarget] = targets
     if len(targets) == 1:
-        _write_here(folder, lower, targets[0], report)
+        _write_here(folder / _file(targets[0], of), lower, targets[0], report)
     else:
-        made = _write_apart(folder, lower, targets, report)
+        made = _write_apart(folder, lower, targets, report, of)
     copy_runtime(find_runtime(targets[0].arch, tvm_runtime), folder / "lib")
-    return [{"file": _file(t), "name": t.name, "arch": t.arch, "requires": list(t.requires)} for t in made]
+    return [_entry(target, _file(target, of), folder, tvm_runtime) for target in made]
 
 
-def _file(target: Target) -> str:
-    return f"lib/{target.name}.so"
+def _entry(target: AnyTarget, file: str, folder: Path, tvm_runtime: Path | None) -> dict[str, Any]:
+    """What the manifest says of a variant; what TVM needs to run it beside its runtime is put into lib/."""
+    entry: dict[str, Any] = {"file": file, "name": target.name, "arch": target.arch, "requires": list(target.requires)}
+    if isinstance(target, CudaTarget):
+        copy_runtime(find_runtime(target.arch, tvm_runtime, CUDA_RUNTIME), folder / "lib", CUDA_RUNTIME)
+        entry["device"] = {"kind": "cuda", "arch": target.chip, "runtime": f"lib/{CUDA_RUNTIME}"}
+    return entry
 
 
-def _write_here(folder: Path, lower: Lower, target: Target, report: Progress) -> None:
+def _file(target: AnyTarget, of: str) -> str:
+    return f"lib/{target.name}{of}.so"
+
+
+def _write_here(path: Path, lower: Lower, target: AnyTarget, report: Progress) -> None:
     report(LIBRARY, 0, 2)
-    lowered = lower(target)
+    module = lower(target)
     report(LIBRARY, 1, 2)
-    write_library(lowered, target, folder / _file(target))
+    write_library(module, target, path)
     report(LIBRARY, 2, 2)
 
 
-def write_library(lowered: Any, target: Target, path: Path) -> None:
+def lowered(step: Any, target: AnyTarget, knobs: Found) -> Any:
+    """The module of kernels for a target."""
+    if isinstance(target, CudaTarget):
+        from llmc.targets.cuda.lower import lower as lower_to_cuda
+
+        return lower_to_cuda(step, target)
+    from llmc.targets.lower import lower
+
+    return lower(step, target, knobs.of(target, step))
+
+
+def write_library(module: Any, target: AnyTarget, path: Path) -> None:
     """Machine code of a module of kernels."""
-    from llmc.targets.build import compile_module
+    if isinstance(target, CudaTarget):
+        from llmc.targets.cuda.build import compile_module as compile_for_cuda
 
-    compile_module(lowered, target).export_library(str(path), cc=target.linker)
+        executable, _ = compile_for_cuda(module, target)
+    else:
+        from llmc.targets.build import compile_module
+
+        executable = compile_module(module, target)
+    executable.export_library(str(path), cc=target.linker)
 
 
-def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: Progress) -> list[Target]:
+def _write_apart(folder: Path, lower: Lower, targets: Sequence[Any], report: Progress, of: str) -> list[Target]:
     """The same for each target; kernels are made here, while processes compile those of the targets before.
 
     The targets that got a library: see `_distinct`.
@@ -69,11 +98,11 @@ def _write_apart(folder: Path, lower: Lower, targets: Sequence[Target], report: 
     made: list[Target] = []
     running: dict[int, _Child] = {}
     try:
-        for target, lowered in _distinct(lower, targets):
+        for target, module in _distinct(lower, targets):
             report(f"{LIBRARY} {target.name}", 0, 1)
             while len(running) >= _processes():
                 _finish_one(running, report)
-            child = _Child(lowered, target, folder / _file(target))
+            child = _Child(module, target, folder / _file(target, of))
             running[child.process.sentinel] = child
             made.append(target)
         while running:
@@ -91,9 +120,9 @@ def _distinct(lower: Lower, targets: Sequence[Target]) -> Iterator[tuple[Target,
 
     ahead = lower(targets[0])
     for target, following in zip(targets, targets[1:], strict=False):
-        lowered, ahead = ahead, lower(following)
-        if not (following.serves(target) and structural_equal(lowered, ahead)):
-            yield target, lowered
+        module, ahead = ahead, lower(following)
+        if not (following.serves(target) and structural_equal(module, ahead)):
+            yield target, module
     yield targets[-1], ahead
 
 
@@ -104,23 +133,23 @@ def _processes() -> int:
 class _Child:
     """A copy of this process that writes one library."""
 
-    def __init__(self, lowered: Any, target: Target, path: Path) -> None:
+    def __init__(self, module: Any, target: Target, path: Path) -> None:
         # A fork: a module cannot be handed to a new process (this TVM's save_json crashes). Nothing that another
         # thread may hold is used in it: it compiles, links, and ends.
         context = multiprocessing.get_context("fork")
         self.target = target
         self.said, said = context.Pipe(duplex=False)
-        self.process = context.Process(target=_in_child, args=(lowered, target, path, said), daemon=True)
+        self.process = context.Process(target=_in_child, args=(module, target, path, said), daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             self.process.start()
         said.close()
 
 
-def _in_child(lowered: Any, target: Target, path: Path, said: Connection) -> None:
+def _in_child(module: Any, target: Target, path: Path, said: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     try:
-        write_library(lowered, target, path)
+        write_library(module, target, path)
     except Exception as error:
         said.send((str(error).strip().splitlines() or [type(error).__name__])[-1][:500])
         sys.exit(1)

@@ -14,7 +14,7 @@ from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import weight_count
-from llmc.targets.target import Target, cpu_flags
+from llmc.targets.target import AnyTarget, cpu_flags
 
 if TYPE_CHECKING:
     from llmc.compiler.driver.check import Loss
@@ -38,7 +38,7 @@ class Plan:
     windows: list[list[int]]
     lead: list[int] = field(default_factory=list)
 
-    def measure(self, artifact: Path, chosen: Sequence[Target], report: Progress) -> Loss | None:
+    def measure(self, artifact: Path, chosen: Sequence[AnyTarget], report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
         runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
         if self.probe is None or not runs_here:

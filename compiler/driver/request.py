@@ -9,13 +9,17 @@ from pathlib import Path
 import llmc.targets.target as targets
 from llmc.compiler import artifact
 from llmc.compiler.driver.budget import Budget
-from llmc.compiler.driver.tvm_runtime import find_runtime
+from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, find_runtime
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, OFFERED
 from llmc.compiler.kv_pages import KINDS
+from llmc.compiler.placement import Placement, parse_placement
 from llmc.compiler.spec import ModelSpec, from_toml
 from llmc.compiler.text_file import read_text
+from llmc.targets.cuda.nvcc import find_nvcc
+from llmc.targets.cuda.target import CUDA_KV, CudaTarget
 
+GRAPHS = (".onnx", ".pt2")  # files whose source is a graph
 KV_DTYPES = ("auto", *KINDS)
 ACTIVATIONS = ("auto", "i8", "f32")
 
@@ -40,11 +44,19 @@ class Request:
     layer_groups: int | None = None
     tuned: Path | None = None
     tvm_runtime: Path | None = None
+    devices: str | None = None
+    split: str | None = None
 
     @property
     def measures(self) -> bool:
         """Whether the unquantized model has to run."""
         return self.check or self.calib is not None or self.bpw is not None or self.size is not None
+
+    @property
+    def placement(self) -> Placement | None:
+        """The devices that the model is cut for; None for a model that is left whole."""
+        found = None if self.devices is None else parse_placement(self.devices, self.split)
+        return None if found is None or found.kind == "whole" else found
 
     def budget(self, weights: int) -> Budget | None:
         """The most bytes, for a model of so many weights."""
@@ -53,14 +65,14 @@ class Request:
         return None if self.size is None else Budget(self.size, f"--size {self.size / 1e6:g}MB")
 
 
-def check_request(request: Request) -> tuple[targets.Target, ...]:
+def check_request(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTarget]:
     """The targets, best first, when all that can be known before the model is read makes sense; else LlmcError."""
     chosen = check_choices(request)
     artifact.check_output(request.output)
     return chosen
 
 
-def check_choices(request: Request) -> tuple[targets.Target, ...]:
+def check_choices(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTarget]:
     """The same of everything but where the artifact goes."""
     if request.quant != "auto" and request.quant not in OFFERED:
         kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
@@ -78,12 +90,44 @@ def check_choices(request: Request) -> tuple[targets.Target, ...]:
         raise LlmcError(f"--bpw {request.bpw:g}: wanted more than 0 and at most 32 bits per weight")
     if request.size is not None and request.size <= 0:
         raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
+    _check_devices(request)
     chosen = targets.get(request.target)
+    if isinstance(chosen[0], CudaTarget):
+        _check_cuda(request, chosen[0])
     linker, arch = chosen[0].linker, chosen[0].arch
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")
     find_runtime(arch, request.tvm_runtime)
     return chosen
+
+
+def _check_cuda(request: Request, target: CudaTarget) -> None:
+    """What CUDA targets cannot do yet, and what has to be there for them."""
+    if request.kv != "auto" and request.kv not in CUDA_KV:
+        raise LlmcError(f"--kv {request.kv}: {target.name} has kernels for {', '.join(CUDA_KV)} so far")
+    if request.activations == "i8":
+        raise LlmcError(f"--activations i8: kernels of {target.name} multiply floats; leave it out")
+    wrong = {"--devices": request.placement, "--tuned": request.tuned, "a graph": Path(request.source).suffix in GRAPHS}
+    for name, given in wrong.items():
+        if given and (name != "a graph" or request.spec is None):
+            raise LlmcError(f"{name}: not for {target.name} so far; compile it for a CPU")
+    find_runtime(target.arch, request.tvm_runtime, CUDA_RUNTIME)
+    find_nvcc()
+
+
+def _check_devices(request: Request) -> None:
+    if request.devices is None and request.split is not None:
+        raise LlmcError(f"--split {request.split[:200]}: of no devices; give --devices too")
+    placement = request.placement
+    if placement is None:
+        return
+    other = [str(device) for stage in placement.stages for device in stage if device.kind not in ("", "cpu")]
+    if other:
+        raise LlmcError(f"--devices: {', '.join(other)}: workers run on CPUs only so far")
+    if request.layer_groups is not None:
+        raise LlmcError("--layer-groups and --devices: the step in parts is for one device so far")
+    if request.check:
+        raise LlmcError("--check: one process cannot run an artifact for several devices; check the whole model's")
 
 
 def read_spec(path: Path) -> ModelSpec:

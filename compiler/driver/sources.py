@@ -34,7 +34,7 @@ class ModelSources:
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of one weight."""
         values: NDArray[np.float32] = self.model.tensors[name].read()
-        self._count(values.nbytes)
+        self.count(values.nbytes)
         return values
 
     def stacked(self, names: tuple[str, ...]) -> NDArray[np.float32]:
@@ -53,7 +53,8 @@ class ModelSources:
             return compensate(self.stacked(names), format, gram)
         return format.quantize(self.stacked(names), np.ascontiguousarray(gram.diagonal()))
 
-    def _count(self, count: int) -> None:
+    def count(self, count: int) -> None:
+        """So many bytes were read."""
         self._read += count
         if self._read >= _LET_GO_BYTES:
             self._read = 0
@@ -66,5 +67,5 @@ class ModelSources:
             return kind.pack(self.stacked(names))
         quantized = self.quantized(kind, names)
         rows, columns = sum(self.model.tensors[n].shape[0] for n in names), self.model.tensors[names[0]].shape[1]
-        self._count(rows * columns)
+        self.count(rows * columns)
         return encode(kind, quantized, rows, columns)

@@ -14,21 +14,26 @@ from typing import IO
 from llmc.compiler.errors import LlmcError
 
 RUNTIME = "libtvm_runtime.so"
-_MEMBER = f"tvm/lib/{RUNTIME}"  # of an apache-tvm wheel
+CUDA_RUNTIME = "libtvm_runtime_cuda.so"  # beside it, for code of GPUs
+_FOLDER = "tvm/lib/"  # of an apache-tvm wheel
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of ELF headers: EM_X86_64, EM_AARCH64
 
 
-def find_runtime(arch: str, given: Path | None) -> Path:
+def find_runtime(arch: str, given: Path | None, library: str = RUNTIME) -> Path:
     """The file that holds the runtime for `arch`: the given one once it was looked into, or this installation's own.
+
+    Another library than RUNTIME is in the same wheel, or in the same folder.
 
     Raises LlmcError when there is none, or when it is of another architecture or another version of TVM.
     """
     path = given or _own(arch)
+    if path.suffix != ".whl" and library != RUNTIME:
+        path = path.parent / library
     try:
-        with _opened(path) as file:
+        with _opened(path, library) as file:
             head = file.read(20)
     except KeyError as error:
-        raise LlmcError(f"{path}: no {_MEMBER} in it; wanted an apache-tvm wheel") from error
+        raise LlmcError(f"{path}: no {_FOLDER}{library} in it; wanted an apache-tvm wheel") from error
     except (OSError, zipfile.BadZipFile) as error:
         raise LlmcError(f"{path}: cannot be read as TVM's runtime: {error}; {_advice(arch)}") from error
     machine = int.from_bytes(head[18:20], "little")
@@ -39,9 +44,9 @@ def find_runtime(arch: str, given: Path | None) -> Path:
     return path
 
 
-def copy_runtime(path: Path, folder: Path) -> None:
-    """Put what `find_runtime` found into the folder, as libtvm_runtime.so."""
-    with _opened(path) as source, (folder / RUNTIME).open("wb") as out:
+def copy_runtime(path: Path, folder: Path, library: str = RUNTIME) -> None:
+    """Put what `find_runtime` found into the folder, under the library's name."""
+    with _opened(path, library) as source, (folder / library).open("wb") as out:
         shutil.copyfileobj(source, out)
 
 
@@ -63,7 +68,7 @@ def _advice(arch: str) -> str:
     )
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path, library: str) -> IO[bytes]:
     """The library's bytes: the file's own, or those of a member of a wheel."""
     if path.suffix != ".whl":
         return path.open("rb")
@@ -73,4 +78,4 @@ def _opened(path: Path) -> IO[bytes]:
         wanted = importlib.metadata.version("apache-tvm")
         if got != wanted:
             raise LlmcError(f"{path}: TVM {got}, and this compiler is TVM {wanted}; they must be the same")
-        return wheel.open(_MEMBER)
+        return wheel.open(_FOLDER + library)

@@ -18,7 +18,9 @@ Progress = Callable[[str, int, int], None]
 PACKING_THREADS = 2  # packing is NumPy on large arrays, which runs without the interpreter lock
 
 
-def write_weights(folder: Path, stored: list[StoredWeight], source: Any, report: Progress) -> dict[str, Any]:
+def write_weights(
+    folder: Path, stored: list[StoredWeight], source: Any, report: Progress, name: str = artifact.WEIGHTS
+) -> dict[str, Any]:
     """Compute the stored weights from `source` and write them in order; the manifest's section on them."""
     from threadpoolctl import threadpool_limits
 
@@ -33,5 +35,4 @@ def write_weights(folder: Path, stored: list[StoredWeight], source: Any, report:
                     ahead.append(pool.submit(stored[number + PACKING_THREADS].compute, source))
                 yield result
 
-    path = folder / artifact.WEIGHTS
-    return artifact.write_weights(path, stored, arrays(), lambda done: report("weights", done, len(stored)))
+    return artifact.write_weights(folder / name, stored, arrays(), lambda done: report("weights", done, len(stored)))

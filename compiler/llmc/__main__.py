@@ -20,13 +20,23 @@ def main() -> None:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        from llmc.cli import command
+        with _membership():
+            from llmc.cli import command
 
-        command(prog_name="llmc")
+            command(prog_name="llmc")
     except KeyboardInterrupt:  # Ctrl-C while the imports above still run
         sys.exit(130)
     finally:
         gc.freeze()  # the process ends, and is not searched for garbage once more: that takes as long as ten tokens
+
+
+def _membership() -> contextlib.AbstractContextManager[None]:
+    """That of a worker, where a launcher started this process; nothing is imported for all others."""
+    if "LLMC_LAUNCHER" not in os.environ:
+        return contextlib.nullcontext()
+    from llmc.runtime.workers.member import membership
+
+    return membership()
 
 
 def _open_closed_streams() -> None:

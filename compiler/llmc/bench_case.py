@@ -14,19 +14,32 @@ from typing import Any
 
 import numpy as np
 
+from llmc.options import start_workers
+from llmc.runtime.workers.member import membership
+from llmc.runtime.workers.world import launched
+
 
 def main() -> None:
     """Measure the case in the first argument and print the row as JSON."""
     case = json.loads(sys.argv[1])
     try:
-        row = {"read_bytes_per_s": _read(case)} if case.get("only_read") else measure(**case)
+        with membership():
+            _run(case, case.pop("devices", False))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run(case: dict[str, Any], devices: bool) -> None:
+    try:
+        if devices and not launched():
+            start_workers(case["artifact"], "llmc.bench_case", sys.argv[1:])
+        row = {"read_bytes_per_s": _read(case)} if case.get("only_read") else measure(**case)
     except Exception as error:  # one line for the parent, which shows it as its own
         from llmc.cli import explain
 
         sys.exit(explain(error))
-    print(json.dumps(row))
+    if row is not None:
+        print(json.dumps(row))
 
 
 def _read(case: dict[str, Any]) -> float:
@@ -37,13 +50,19 @@ def _read(case: dict[str, Any]) -> float:
 
 def measure(
     artifact: str, threads: int, batch: int, prompt_tokens: int, new_tokens: int, repeats: int
-) -> dict[str, Any]:
-    """Return prefill and decode rates of every repeat, load time and peak memory.
+) -> dict[str, Any] | None:
+    """Return prefill and decode rates of every repeat, load time and peak memory of each worker, in bytes.
 
-    Prompts are fixed token ids, one different prompt per sequence; greedy; the end is ignored.
+    None in a worker that is not the front. Prompts are fixed token ids, one different prompt per sequence; greedy; the
+    end is ignored.
     """
     import llmc.runtime
+    from llmc.runtime.workers.attend import attend
+    from llmc.runtime.workers.world import to_front
 
+    if attend(artifact, threads):
+        to_front(peak_rss_bytes())
+        return None
     start = time.perf_counter()
     cache_tokens = batch * (prompt_tokens + new_tokens + 32)  # prompts that an encoder reads have pages of their own
     model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens)
@@ -53,6 +72,7 @@ def measure(
         prompts = [fixed_prompt(index, prompt_tokens, vocab) for index in range(batch)]
         model.generate_batch(prompts, max_tokens=2, ignore_eos=True)  # touches every weight once
         prefill, decode = [], []
+        workers = "devices" in model.manifest
         for _ in range(repeats):
             model.engine.forget_prefixes()
             prefill.append(prefill_rate(model, prompts))
@@ -61,7 +81,7 @@ def measure(
         "prefill": prefill,
         "decode": decode,
         "load_s": load_s,
-        "peak_rss_mb": peak_rss_bytes() / 1e6,
+        "peak_rss": (to_front(peak_rss_bytes()) if workers else None) or [peak_rss_bytes()],
     }
 
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "verify": "llmc.cli_inspect.verify",
     "spec": "llmc.cli_spec.spec",
     "tune": "llmc.cli_tune.tune",
+    "plan": "llmc.cli_plan.plan",
     "doctor": "llmc.cli_doctor.doctor",
 }
 
@@ -109,7 +110,7 @@ class Front(click.Group):
             try:
                 code = super().main(*args, **extra)
             except click.UsageError as error:
-                self._complain(_usage(error))
+                self._complain(_usage(error), 2)
                 code = 2
             except click.ClickException as error:
                 self._complain(one_line(error.format_message()))
@@ -143,8 +144,11 @@ class Front(click.Group):
         found: click.Command = getattr(importlib.import_module(module), name)
         return found
 
-    def _complain(self, line: str) -> None:
-        click.echo(f"llmc: {line}", err=True)
+    def _complain(self, line: str, code: int = 1) -> None:
+        """To the user; a worker of a launcher leaves it to that, which says the first of what all have to say."""
+        member = sys.modules.get("llmc.runtime.workers.member")
+        if member is None or not member.complain(line, code):
+            click.echo(f"llmc: {line}", err=True)
 
 
 def _usage(error: click.UsageError) -> str:

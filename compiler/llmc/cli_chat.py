@@ -12,7 +12,7 @@ import click
 from llmc.cli_run import as_record, for_terminal
 from llmc.console import json_option, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import threads_option
+from llmc.options import for_devices, threads_option
 
 Message = dict[str, str]
 
@@ -33,6 +33,7 @@ Examples:
 @threads_option
 @json_option
 @decoding_options("n")
+@for_devices
 def chat(artifact: str, system: str | None, threads: int | None, as_json: bool, **decoding: Any) -> None:
     """Talk with the model in NAME.llmc; it remembers what was said before.
 

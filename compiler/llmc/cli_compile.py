@@ -25,10 +25,10 @@ KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
 
 
 def target_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Return the name unchanged; the driver knows which `cpu:NAME` exist."""
+    """Return the name unchanged; the driver knows which `cpu:NAME` and `cuda:NAME` exist."""
     kind, colon, rest = value.partition(":")
-    if kind != "cpu" or (colon and not rest):
-        message = f"{value!r} is no target. Use cpu, cpu:portable or cpu:NAME."
+    if kind not in ("cpu", "cuda") or ((colon or kind == "cuda") and not rest):
+        message = f"{value!r} is no target. Use cpu, cpu:portable, cpu:NAME or cuda:sm_NN."
         raise click.BadParameter(message, context, parameter)
     return value
 
@@ -55,6 +55,7 @@ Examples:
   llmc compile ./llama-folder -o small.llmc --bpw 3.5 --calib text.txt
   llmc compile model.gguf -o anywhere.llmc --target cpu:portable
   llmc compile model.gguf -o fast.llmc --tuned tuned.json
+  llmc compile model.gguf -o gpu.llmc --target cuda:sm_90
   llmc compile model.onnx -o graph.llmc
 
 \b
@@ -105,7 +106,8 @@ Formats, with bits per weight:
     metavar="TARGET",
     default="cpu",
     show_default=True,
-    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture; cpu:x86_64, cpu:aarch64.",
+    help="cpu: this machine's instructions; cpu:portable: any machine of this architecture; cpu:x86_64, cpu:aarch64; "
+    "cuda:sm_80, sm_86, sm_89, sm_90: an NVIDIA GPU (docs/cuda.md); implies --no-check.",
 )
 @click.option(
     "--tvm-runtime",
@@ -118,6 +120,12 @@ Formats, with bits per weight:
     metavar="N",
     help="Compile the layers in N groups too, for prompts that are read a group a step (docs/engine.md).",
 )
+@click.option(
+    "--devices",
+    metavar="STRING",
+    help="Cut the model for several devices, '0&1' by tensor, '0;1' by layer (docs/partition.md); implies --no-check.",
+)
+@click.option("--split", metavar="N:N", help="How much each device takes, as 3:1; equal parts unless given.")
 @click.option("--tuned", metavar="DB.json", help="Use the knobs that `llmc tune` found; others as shipped.")
 @click.option("--revision", metavar="NAME", help="Of a model hf:org/name: its branch, tag or commit.")
 @click.option("--spec", metavar="FILE", help="A TOML spec to use instead of the model's own.")
@@ -140,6 +148,8 @@ def compile_command(
         source = with_revision(source, revision)
     if save_recipe is not None and not Path(save_recipe).resolve().parent.is_dir():
         raise click.ClickException(f"{save_recipe}: its folder does not exist")
+    if options["devices"] is not None or options["target"].startswith("cuda:"):
+        options["check"] = False
     with progress_bars() as progress:
         result = compile_model(source, output, progress=progress, **options)
     if save_recipe is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmc.console import json_option, print_json, print_table, progress_bars, words_for_bytes
-from llmc.options import threads_option
+from llmc.options import for_devices, threads_option
 
 
 def read_text(path: str) -> str:
@@ -45,6 +45,7 @@ Examples:
 )
 @threads_option
 @json_option
+@for_devices
 def eval_command(
     artifact: str,
     text_file: str,
@@ -67,6 +68,8 @@ def eval_command(
 
     paths = [artifact] if against is None else [artifact, against]
     manifests = [llmc.runtime.inspect(path) for path in paths]
+    if against is not None and "devices" in manifests[1]:
+        raise click.ClickException(f"{against}: compiled for several devices; --against wants an artifact for one")
     with progress_bars() as progress:
         models = [llmc.runtime.load(path, threads=threads, progress=progress) for path in paths]
         result = models[0].evaluate(text, window, *models[1:], most_windows=windows, bos=bos, progress=progress)

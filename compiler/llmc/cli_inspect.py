@@ -29,11 +29,57 @@ def inspect_command(artifact: str, as_json: bool) -> None:
         return
     print_table(_summary(manifest))
     click.echo()
+    if "devices" in manifest:
+        print_table(_devices(manifest["devices"]["ranks"]), columns=_DEVICE_COLUMNS)
+        click.echo()
     files = sorted(manifest["files"].items())
     print_table(
         [(name, words_for_bytes(f["bytes"]), f["sha256"][:16]) for name, f in files],
         columns=("file", "size", "sha256"),
     )
+
+
+_DEVICE_COLUMNS = ("rank", "stage", "device", "layers", "kv heads", "weights", "cache a token", "library", "memory")
+
+
+def _devices(ranks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return what each device holds, and whether that is in the host's memory, for devices that are too small."""
+    return [
+        (
+            str(number),
+            str(each["stage"]),
+            each["device"],
+            _ranges(each["layers"]),
+            str(each["kv_heads"]),
+            words_for_bytes(each["weight_bytes"]),
+            words_for_bytes(each["kv_token_bytes"]),
+            ", ".join(variant["file"] for variant in each["variants"]),
+            "host" if each["on_host"] else "own",
+        )
+        for number, each in enumerate(ranks)
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as people write them.
+
+    >>> _ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1] = [found[-1][0], number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, each)) for each in found)
+
+
+def _placement(devices: dict[str, Any]) -> str:
+    """Return the devices, and how the model is divided among them."""
+    stages = [rank["stage"] for rank in devices["ranks"]]
+    ways = [way for way, is_so in (("layer", stages[-1] > 0), ("tensor", len(set(stages)) < len(stages))) if is_so]
+    return f"{len(stages)}: {devices['placement']}, by {' and by '.join(ways)}"
 
 
 def _summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
@@ -93,6 +139,7 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
         ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)} a token"),
+        *([("devices", _placement(manifest["devices"]))] if "devices" in manifest else []),
         ("variants", _variants(manifest)),
         ("runs here", _fit(manifest["machine"])),
         ("chat template", "yes" if manifest["chat_template"] else "no"),

@@ -9,7 +9,7 @@ import click
 
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import threads_option
+from llmc.options import for_devices, threads_option
 from llmc.run_graph import run_graph
 
 # What a terminal would obey if a model wrote it: control characters, less newline and tab.
@@ -71,7 +71,8 @@ Examples:
   llmc run smollm2.llmc --raw "Once upon a time" --temperature 0.8 --seed 7
   llmc run smollm2.llmc --raw "Once upon a time" --strategy fsd --stop "The end"
   cat question.txt | llmc run smollm2.llmc - --json
-  llmc run graph.llmc --input x=in.npy --output-dir results""",
+  llmc run graph.llmc --input x=in.npy --output-dir results
+  llmc run two.llmc --devices "Once upon a time" --raw""",
 )
 @click.argument("artifact", metavar="NAME.llmc")
 @click.argument("prompt", metavar="[PROMPT|-]", required=False)
@@ -81,6 +82,7 @@ Examples:
 @threads_option
 @json_option
 @decoding_options()
+@for_devices
 def run(
     artifact: str,
     prompt: str | None,
@@ -104,8 +106,9 @@ def run(
         run_graph(artifact, inputs, output_dir, threads, as_json)
         return
     options = given(decoding, as_json)
-    text = read_prompt(prompt)
     import llmc.runtime
+
+    text = read_prompt(prompt)
 
     with progress_bars() as progress:
         model = llmc.runtime.load(artifact, threads=threads, progress=progress)

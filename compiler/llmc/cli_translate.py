@@ -13,7 +13,7 @@ from llmc.cli_eval import read_text
 from llmc.cli_run import as_record, for_terminal, read_prompt
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import threads_option
+from llmc.options import for_devices, threads_option
 
 
 @click.command(
@@ -35,6 +35,7 @@ Examples:
 @threads_option
 @json_option
 @decoding_options("n", "Text without end")
+@for_devices
 def translate(
     artifact: str, texts: tuple[str, ...], source: str | None, target: str | None, lines: str | None, truncate: bool,
     threads: int | None, as_json: bool, **decoding: Any,

@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 import click
 
 threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads (default, and at most: every core allowed)."
 )
+
+
+devices_option = click.option(
+    "--devices", is_flag=True, help="Start a worker for each device the artifact was compiled for (mpirun)."
+)
+
+
+def for_devices(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --devices, which runs it in a process for each device of its `artifact`.
+
+    It is rank 0 that runs the command itself. The others do what rank 0 has them do, and print nothing.
+    """
+
+    @devices_option
+    @functools.wraps(command)
+    def workers(*, artifact: str, threads: int | None, devices: bool, **options: Any) -> None:
+        from llmc.runtime.workers.world import launched
+
+        if launched():
+            from llmc.runtime.workers.attend import attend
+
+            if attend(artifact, threads):
+                return
+        elif devices:
+            start_workers(artifact, "llmc", sys.argv[1:])
+        command(artifact=artifact, threads=threads, **options)
+
+    return workers
+
+
+def start_workers(artifact: str, module: str, arguments: list[str]) -> NoReturn:
+    """Run `python -m module` in a process for each device of the artifact, and leave with what they end with."""
+    from llmc.cli_run import for_terminal
+    from llmc.runtime.workers.launch import launch
+
+    code, line = launch(artifact, module, arguments, for_terminal if sys.stdout.isatty() else None)
+    if line is not None:
+        click.echo(f"llmc: {line}", err=True)
+    sys.exit(code)
 
 
 def positive_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:

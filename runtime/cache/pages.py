@@ -75,6 +75,7 @@ class PagePool:
 
     reclaim: called when pages are short, with the number that should be free in each group, to free some that are kept
     in case they are wanted again. It runs under `lock`, which may be taken again by the same thread.
+    on_copy: told of each copy of a page, where other processes have layers of the same pages.
     """
 
     def __init__(self, layout: KvLayout, tokens: int) -> None:
@@ -87,6 +88,7 @@ class PagePool:
         self.ledgers = [Ledger(self.num_pages) for _ in self.groups]
         self.lock = threading.RLock()
         self.reclaim: Callable[[SequenceOf[int]], None] | None = None
+        self.on_copy: Callable[[int, int, int], None] | None = None
 
     @property
     def free_pages(self) -> int:
@@ -211,6 +213,13 @@ class PagePool:
             for ledger, table, each in zip(self.ledgers, sequence.tables, held, strict=True):
                 table.extend(ledger.take() if is_held else NO_PAGE for is_held in each)
 
+    def copy(self, group: int, old: int, new: int) -> None:
+        """Copy one page of a group's layers to another one."""
+        for layer in self.groups[group].layers:
+            self.layers[layer][new] = self.layers[layer][old]
+        if self.on_copy is not None:
+            self.on_copy(group, old, new)
+
     def need(self, counts: SequenceOf[int]) -> None:
         """Have so many pages free in each group, reclaiming what is missing; CacheFull if that is not enough."""
         with self.lock:
@@ -276,8 +285,7 @@ class _Change:
                 old, new = table[at], ledger.take()
                 self._replaced.append((ledger, table, at, old))
                 table[at] = new
-                for layer in self.pool.groups[group].layers:
-                    self.pool.layers[layer][new] = self.pool.layers[layer][old]
+                self.pool.copy(group, old, new)
         except BaseException:
             self.undo()
             raise

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.cache.ledger import NO_PAGE
 from llmc.runtime.cache.pages import PagePool, Sequence, pages_for
+from llmc.runtime.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class Copy:
 
 
 def copy_out(pool: PagePool, sequence: Sequence) -> Copy:
-    """A copy of `sequence`, which stays as it is but for pages behind windows, which are given back first."""
+    """A copy of `sequence`, which stays as it is but for pages behind windows, which are given back first.
+
+    Raises RequestError where other processes have layers of the pages.
+    """
+    if pool.on_copy is not None:
+        raise RequestError("pages on several devices are not copied out: no sessions, and no preemption by swapping")
     with pool.lock:
         pool.give_back(sequence)
         tables = [np.array(table[: pages_for(sequence.length)], np.int64) for table in sequence.tables]
@@ -53,6 +59,8 @@ def copy_out(pool: PagePool, sequence: Sequence) -> Copy:
 
 def put_back(pool: PagePool, sequence: Sequence, copy: Copy) -> None:
     """Make `sequence`, an empty one, what `copy` was. CacheFull if too few pages are free; it is empty then."""
+    if pool.on_copy is not None:
+        raise RequestError("pages on several devices are not put back from a copy")
     assert not sequence.pages, "pages are copied into an empty sequence"
     with pool.lock:
         pool.take_blocks(sequence, [held.tolist() for held in copy.held])

@@ -69,7 +69,7 @@ def say(query: Query, answer: Answer, choice: Choice, ends: bool, room: Room) ->
 
 def _branch(query: Query, room: Room) -> None:
     """Fork the other answers from the one that has read the opening for all of them."""
-    if not query.unborn or not query.speaking or query.speaking[0].todo:
+    if not query.unborn or not query.speaking or query.speaking[0].todo or query.speaking[0].awaits:
         return
     first = query.speaking[0]
     assert first.sequence is not None

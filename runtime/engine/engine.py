@@ -2,7 +2,8 @@
 
 Who has the turn (turns.py) runs a step, and nobody else touches queries, sequences or pages: others leave a wish in
 the inbox, whose reading begins every turn. A step is planned (scheduler.py), run (step.py), and its effects are made
-in one place (advance.py). Locks are taken in this order: the turn, the runner's lock, the pool's lock.
+in one place (advance.py). Where the layers are in several stages, as many steps are under way, and a turn ends the one
+that was begun first. Locks are taken in this order: the turn, the runner's lock, the pool's lock.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from llmc.runtime.engine.policies import POLICIES
 from llmc.runtime.engine.query import Query
 from llmc.runtime.engine.results import Stats, StepResult
 from llmc.runtime.engine.room import Room
-from llmc.runtime.engine.scheduler import Plan, Scheduler
-from llmc.runtime.engine.step import Stepper
+from llmc.runtime.engine.scheduler import Scheduler, step_rows
+from llmc.runtime.engine.step import Stepper, Work
 from llmc.runtime.engine.streams import AsyncTextStream, Results, TextStream
 from llmc.runtime.engine.turns import Turns
 from llmc.runtime.errors import LlmcError, RequestError
@@ -79,8 +80,9 @@ class Engine:
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
         self._policy = POLICIES[policy]()
         self._room = Room(runner, self.tree, preemption == "swap")
-        self._scheduler = _PREFILLS[prefill](self._room, self._policy, runner.prefill_chunk, most_running)
+        self._scheduler = _PREFILLS[prefill](self._room, self._policy, step_rows(runner), most_running)
         self._stepper = Stepper(runner, self._scheduler)
+        self._under_way: deque[Work] = deque()
         self._turns = Turns()
         self._thread = OneThread()  # not the runner's: that one's calls wait for no lock, so a turn may wait for it
         self._inbox: deque[Callable[[], None]] = deque()
@@ -285,32 +287,48 @@ class Engine:
         calls = self._turns.calls
         self._read_inbox()
         try:
-            plan = self._scheduler.plan()
-            for query, error in plan.failed.items():
-                self._fail(query, error)
-            if plan.queries:
-                self._run(plan)
-            elif not plan.failed:
+            begun = self._begin()
+            if self._under_way:
+                self._settle()
+            elif not begun:
                 self._idle_at = calls
                 return False
         except Exception as error:  # a fault of the engine itself must leave nobody waiting
+            self._under_way.clear()
             for query in list(self._queries.values()):
                 self._fail(query, error)
+        except BaseException:
+            self._recover()
+            raise
         return True
 
-    def _run(self, plan: Plan) -> None:
-        try:
-            self._stepper.run(plan, self._fail)
-            read = Counter[Query]()  # tokens of prompts
-            for portion in plan.portions:
-                if portion.arrives and portion.rows > 1:
-                    read[portion.query] += portion.rows
-            for query in plan.queries:
-                if query.state == "running":
-                    self._advance(query, read[query])
-        except BaseException:
-            self._recover(plan)
-            raise
+    def _begin(self) -> bool:
+        """Have as many steps under way as there are stages, if there are queries for them; whether there were any."""
+        any_plan = False
+        while len(self._under_way) < self.runner.stages:
+            plan = self._scheduler.plan()
+            any_plan = any_plan or bool(plan.failed or plan.queries)
+            for query, error in plan.failed.items():
+                self._fail(query, error)
+            if not plan.queries:
+                break
+            work = Work(plan)
+            self._under_way.append(work)
+            self._stepper.begin(work, self._fail)
+        return any_plan
+
+    def _settle(self) -> None:
+        """End the step that was begun first."""
+        work = self._under_way[0]
+        self._stepper.end(work)
+        read = Counter[Query]()  # tokens of prompts
+        for portion in work.plan.portions:
+            if portion.arrives and portion.rows > 1:
+                read[portion.query] += portion.rows
+        for query in work.plan.queries:
+            if query.state == "running":
+                self._advance(query, read[query])
+        self._under_way.popleft()
 
     def _advance(self, query: Query, read: int) -> None:
         """Make the effects of a step on one query."""
@@ -365,9 +383,11 @@ class Engine:
         if not query.followed:
             self._fresh[query.id] = query
 
-    def _recover(self, plan: Plan) -> None:
-        """After Ctrl-C within a step: what it was about is read again, or ends if a token was half said."""
-        for query in plan.queries:
+    def _recover(self) -> None:
+        """After Ctrl-C within a step: what is under way is read again, or ends if a token was half said."""
+        queries = [query for work in self._under_way for query in work.plan.queries]
+        self._under_way.clear()
+        for query in queries:
             if query.torn:
                 self._fail(query, LlmcError("it was interrupted in the middle of a token"))
             elif query.state == "running":

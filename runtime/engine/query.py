@@ -24,13 +24,21 @@ from llmc.runtime.parts import Passage
 from llmc.runtime.text.tokenizer import TextStream
 
 
+@dataclass(eq=False, slots=True)
+class Fed:
+    """Tokens of an answer in a step that is under way; `wants`: whether they will have logits."""
+
+    rows: int
+    wants: bool
+
+
 @dataclass(eq=False)
 class Answer:
     """One answer: its sequence in the cache, what is to be fed to that, and how tokens are chosen and become text.
 
     ids: tokens chosen so far. sequence: None while it holds no pages, or another answer reads the prompt for it. todo:
-    tokens that are not in the cache yet, in order. row: logits that nobody has chosen from yet. finish_reason: "" while
-    it goes on.
+    tokens that are not in the cache yet, in order. under_way: what it was fed in steps that have not ended, in order.
+    row: logits that nobody has chosen from yet. finish_reason: "" while it goes on.
     """
 
     number: int
@@ -41,6 +49,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
     todo: list[int] = field(default_factory=list)
+    under_way: list[Fed] = field(default_factory=list)
     slid: bool = False  # whether its sequence has forgotten something
     passage: Passage | None = None  # of the first tokens to be fed, where they have come through a part of the layers
     row: Row | None = None
@@ -48,6 +57,11 @@ class Answer:
     pieces: list[str] = field(default_factory=list)
     choices: list[Choice] | None = None  # kept where log-probabilities were asked for
     end_time: float = 0.0
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a step that is under way will give it logits: until then there is nothing else to do for it."""
+        return any(fed.wants for fed in self.under_way)
 
     def say(self, choice: Choice, silent: bool) -> str:
         """Go on with a token; the text that is certain now. `silent`: the token is no text."""

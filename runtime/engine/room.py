@@ -61,12 +61,13 @@ class Room:
         query.unborn, query.copies = [], []
         for answer in query.answers:
             answer.sequence, answer.todo, answer.slid, answer.passage = None, [], False, None
+            answer.under_way = []
 
     def end(self, answer: Answer) -> None:
         """Take the pages of an answer back that has ended."""
         if answer.sequence is not None:
             self.pool.release(answer.sequence)
-        answer.sequence, answer.todo, answer.row, answer.passage = None, [], None, None
+        answer.sequence, answer.todo, answer.row, answer.passage, answer.under_way = None, [], None, None, []
 
     def keep(self, query: Query) -> None:
         """Keep the pages of what a query has read so far, for others that begin alike."""

@@ -15,8 +15,10 @@ from llmc.runtime.engine.query import Answer, Query
 from llmc.runtime.engine.room import Room
 from llmc.runtime.errors import CacheFull
 from llmc.runtime.loading.manifest import PAGE_TOKENS
+from llmc.runtime.runner import Runner
 
 _FAR_SLOTS = 512  # a row that far into its text takes about twice the time of one at its beginning
+_LEAST_ROWS = 32  # of prompts are read together even if a stage waits meanwhile: fewer take nearly as long
 _PASSED_OVER = 64  # queries that may be passed over in a step while others read what they begin with
 
 
@@ -68,6 +70,7 @@ class Scheduler:
         self.policy = policy
         self.rows = rows
         self.most_running = most_running
+        self.stages = room.runner.stages
         self.waiting: list[Query] = []
         self.running: list[Query] = []
         self.preempted = 0
@@ -119,22 +122,40 @@ class Scheduler:
     def _continue(self, plan: Plan) -> int:
         """Feed those that run; how many rows are left then."""
         reading: list[tuple[Query, Answer]] = []
+        going, elsewhere = list[Portion](), 0  # answers that go on: in this step or a next one, in one under way
         for query in sorted(self.running, key=self.policy.standing):
             if query.source_ids is not None and not query.source_read:
                 plan.sources.append(query)
             for answer in query.speaking:
-                if not self._slide(plan, query, answer) or not answer.todo:
+                if answer.under_way and (answer.awaits or not answer.todo):
+                    elsewhere += 1
+                elif not self._slide(plan, query, answer) or not answer.todo:
                     continue
-                if len(answer.todo) == 1:
-                    plan.portions.append(Portion(query, answer, 1))
+                elif len(answer.todo) == 1:
+                    going.append(Portion(query, answer, 1))
                 else:
                     reading.append((query, answer))
-        paced = bool(plan.portions)
-        budget = max(1, self.rows - len(plan.portions))  # prompts get on however many answers there are
+        plan.portions.extend(going[: -(-(len(going) + elsewhere) // self.stages)])
+        paced = bool(going or elsewhere)
+        budget = max(1, self._share() - len(plan.portions))  # prompts get on however many answers there are
         for query, answer in reading:
             if query.state == "running":  # it may have given way meanwhile
                 budget -= self._read(plan, query, answer, budget, paced)
         return budget
+
+    def _share(self) -> int:
+        """Rows of the next step: with several stages an equal part of what there is to read, so that each has some."""
+        if self.stages == 1:
+            return self.rows
+        total = 0
+        for query in (*self.running, *self.waiting):
+            if query.state == "waiting":
+                total += len(query.source_ids or query.opening)
+            for answer in query.speaking:
+                total += len(answer.todo) + sum(fed.rows for fed in answer.under_way)
+            if total >= self.rows * self.stages:
+                break
+        return min(self.rows, max(_LEAST_ROWS, -(-total // self.stages)))
 
     def _slide(self, plan: Plan, query: Query, answer: Answer) -> bool:
         """Make room in a text without end; whether the query still runs."""
@@ -183,7 +204,8 @@ class Scheduler:
         """Let those in that wait, in the policy's order, as far as there are rows and pages for them."""
         if budget <= 0 or not self.waiting:
             return
-        paced, passed_over = bool(plan.portions), 0
+        paced = bool(plan.portions) or any(answer.under_way for query in self.running for answer in query.speaking)
+        passed_over = 0
         promised = self.room.promised(self.running)
         if not self.policy.fixed:
             self.waiting.sort(key=self.policy.rank)
@@ -234,13 +256,19 @@ class Scheduler:
                 continue
             for answer in other.speaking:
                 assert answer.sequence is not None
-                end = (answer.sequence.length // PAGE_TOKENS + 1) * PAGE_TOKENS
+                under_way = sum(fed.rows for fed in answer.under_way)
+                end = ((answer.sequence.length - under_way) // PAGE_TOKENS + 1) * PAGE_TOKENS
                 reads = answer.sequence.length + len(answer.todo)
-                if answer.slid or len(answer.todo) < 2 or not end <= min(reads, len(ids) - 1):
+                if answer.slid or under_way + len(answer.todo) < 2 or not end <= min(reads, len(ids) - 1):
                     continue
                 if other.reads(answer)[:end] == ids[:end]:
                     return True
         return False
+
+
+def step_rows(runner: Runner) -> int:
+    """Rows of a step at most: where several are under way, all of them have the runner's together."""
+    return max(1, runner.prefill_chunk // runner.stages)
 
 
 def cost(rows: int, slot: int, paced: bool) -> int:

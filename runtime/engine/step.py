@@ -1,19 +1,33 @@
-"""Runs a plan. A call of the compiled step that fails moves nobody; then only the query at fault must end."""
+"""Runs a plan. A call of the compiled step that fails moves nobody; then only the query at fault must end.
+
+Where the layers are in several stages, a plan is begun, others are begun behind it, and its end is waited for then: so
+each stage has something to do. With one stage a call has ended when it has begun.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.engine.freed_memory import EVERY_STEPS, give_back
-from llmc.runtime.engine.query import Query
+from llmc.runtime.engine.query import Fed, Query
 from llmc.runtime.engine.scheduler import Plan, Portion, Scheduler
 from llmc.runtime.errors import CacheFull
-from llmc.runtime.runner import Feed, Output, Runner
+from llmc.runtime.runner import Begun, Feed, Output, Runner
 
 Item = TypeVar("Item", Query, Portion)
 Fail = Callable[[Query, Exception], None]
+Call = tuple[Begun, list[tuple[Portion, Feed, Fed]]]  # a call of the compiled step, and what it was given
+
+
+@dataclass
+class Work:
+    """A plan that is under way: the calls that were begun for it, in order."""
+
+    plan: Plan
+    calls: list[Call] = field(default_factory=list)
 
 
 class Stepper:
@@ -25,17 +39,33 @@ class Stepper:
         self.steps = 0
         self.rows = 0
 
-    def run(self, plan: Plan, fail: Fail) -> None:
-        """Encode its sources, then feed its portions, as far as their queries still run.
+    def begin(self, work: Work, fail: Fail) -> None:
+        """Encode its plan's sources, then feed the portions, as far as their queries still run.
 
         If a call fails, its queries are tried again in halves, and one that fails by itself is given to `fail`. If it
         fails for want of pages, a query gives way.
         """
-        before = self.steps
+        plan, before = work.plan, self.steps
         self._in_parts(plan.sources, lambda query: query, self._encode, fail)
-        self._in_parts(plan.portions, lambda portion: portion.query, self._feed, fail)
+        self._in_parts(plan.portions, lambda portion: portion.query, lambda part: self._feed(work, part), fail)
         if before // EVERY_STEPS != self.steps // EVERY_STEPS:
             give_back()
+
+    def end(self, work: Work) -> None:
+        """Wait for what was begun, and hand logits out; none to answers that have lost their pages meanwhile."""
+        for begun, fed in work.calls:
+            output, at = begun.wait(), 0
+            for portion, feed, under_way in fed:
+                answer, first = portion.answer, at
+                if under_way.wants:
+                    at += portion.rows if feed.logits == "all" else 1
+                if under_way not in answer.under_way:
+                    continue
+                answer.under_way.remove(under_way)
+                if under_way.wants and feed.logits == "all":
+                    portion.query.rows = output.logits[first:at]
+                elif under_way.wants:
+                    answer.row = _row(output, first)
 
     def _in_parts(
         self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None], fail: Fail
@@ -66,7 +96,7 @@ class Stepper:
             query.source_read = True
             self.rows += len(query.source_ids or ())
 
-    def _feed(self, portions: list[Portion]) -> None:
+    def _feed(self, work: Work, portions: list[Portion]) -> None:
         feeds = []
         for portion in portions:
             answer = portion.answer
@@ -74,22 +104,19 @@ class Stepper:
             wish = "all" if portion.query.whole else "last" if portion.last else "none"
             passage = answer.passage if portion.through else None
             feeds.append(Feed(answer.sequence, answer.todo[: portion.rows], wish, passage, portion.through))
-        output = self.runner.step(feeds)
+        begun = self.runner.begin(feeds)
         self.steps += 1
-        at = 0
+        fed = []
         for portion, feed in zip(portions, feeds, strict=True):
             answer, rows = portion.answer, portion.rows
-            if not portion.arrives:
-                continue
-            answer.passage = None
-            self.rows += rows
-            del answer.todo[:rows]
-            if feed.logits == "all":
-                portion.query.rows = output.logits[at : at + rows]
-                at += rows
-            elif feed.logits == "last":
-                answer.row = _row(output, at)
-                at += 1
+            under_way = Fed(rows, portion.arrives and feed.logits != "none")
+            fed.append((portion, feed, under_way))
+            answer.under_way.append(under_way)
+            if portion.arrives:
+                answer.passage = None
+                self.rows += rows
+                del answer.todo[:rows]
+        work.calls.append((begun, fed))
 
 
 def _row(output: Output, at: int) -> Row:

@@ -24,8 +24,9 @@ from llmc.runtime.loading.cpu import (
     fitting_variant,
     missing_flags,
 )
+from llmc.runtime.loading.device_manifest import DeviceManifest, device_facts, for_devices, read_device_manifest
 from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.manifest import MANIFEST, Manifest, Package, Variant, read_manifest
+from llmc.runtime.loading.manifest import DEVICES, MANIFEST, Manifest, Package, Variant, read_manifest
 
 P = TypeVar("P", bound=Package)
 
@@ -65,9 +66,19 @@ def open_artifact(
 ) -> Artifact[Manifest]:
     """The artifact of a model of text at `path`, all checks done. Raises ArtifactError at the first that fails.
 
+    Of one for several devices it is what this process, one of as many workers, has of it.
+
     `always_hash` hashes the weights even if they are remembered as intact.
     """
-    return open_package(path, read_manifest, always_hash, progress)
+    return open_package(path, _own_manifest, always_hash, progress)
+
+
+def _own_manifest(folder: Path) -> Manifest:
+    if not for_devices(folder):
+        return read_manifest(folder)
+    from llmc.runtime.workers.world import place  # with MPI
+
+    return read_device_manifest(folder, place())
 
 
 def open_package(
@@ -80,7 +91,7 @@ def open_package(
     variant = choose_variant(manifest, folder)
     identities = {}
     for name, entry in manifest.files.items():
-        if name == manifest.weights:
+        if name == manifest.weights or name in manifest.elsewhere:
             continue
         identities[name] = integrity.identity(folder / name, manifest.sha256)
         if integrity.file_sha256(folder / name) != entry.sha256:
@@ -113,6 +124,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> No
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest as a dict, with `path`, `bytes` of the folder, and `machine`: what of it runs here.
 
+    Of an artifact for several devices, `devices` says what each of them holds too (device_manifest.py).
+
     Reads manifest.json and file sizes only; nothing is loaded, hashed or executed.
     """
     from llmc.runtime.loading.graph_manifest import read_any
@@ -123,8 +136,10 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     arch, flags = cpu_arch(), cpu_flags()
     missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
     total = sum(entry.bytes for entry in manifest.files.values())
+    devices = {DEVICES: device_facts(manifest)} if isinstance(manifest, DeviceManifest) else {}
     return {
         **manifest.raw,
+        **devices,
         "path": str(folder),
         "bytes": total + (folder / MANIFEST).stat().st_size,
         "machine": {"arch": arch, "variant": fitting_variant(missing), "missing": missing},

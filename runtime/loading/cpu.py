@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.loading import cuda
 from llmc.runtime.loading.manifest import Package, Variant
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -68,6 +69,8 @@ def missing_flags(variant: Variant, arch: str, flags: frozenset[str]) -> list[st
     """What `variant` needs and the machine lacks; empty when it fits."""
     if variant.arch != arch:
         return [f"arch {variant.arch}"]
+    if variant.device is not None:
+        return cuda.lacking(variant.device)
     missing = sorted(set(variant.requires) - flags)
     if not missing and "amx_tile" in variant.requires and not _allow_amx():
         return ["amx_tile (the kernel refuses its state)"]
@@ -87,7 +90,11 @@ def choose_variant(manifest: Package, folder: Path) -> Variant:
         missing = missing_flags(variant, arch, flags)
         if not missing:
             return variant
-        lacking.append(f"{variant.name} needs {' '.join(missing)}")
+        lacking.append(f"{variant.name} needs {(' ' if variant.device is None else ', ').join(missing)}")
+    if forced is None and all(variant.device is not None for variant in manifest.variants):
+        raise ArtifactError(
+            f"{folder}: only compiled for GPUs: {'; '.join(lacking)}; for CPUs, compile it with --target cpu"
+        )
     if forced is None:
         raise ArtifactError(
             f"{folder}: this CPU ({arch}) lacks what the artifact was compiled for: {'; '.join(lacking)}; "

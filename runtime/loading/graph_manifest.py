@@ -8,7 +8,9 @@ from typing import Any
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
+from llmc.runtime.loading.device_manifest import read_device_manifest
 from llmc.runtime.loading.manifest import (
+    DEVICES,
     GRAPH,
     MANIFEST,
     PACKAGE,
@@ -168,4 +170,7 @@ def words_of(term: Term) -> str:
 
 def read_any(folder: Path) -> Package:
     """The manifest in `folder`, whatever the artifact is for."""
-    return read_graph_manifest(folder) if read_document(folder).get("task") == GRAPH else read_manifest(folder)
+    raw = read_document(folder)
+    if raw.get("task") == GRAPH:
+        return read_graph_manifest(folder)
+    return read_device_manifest(folder) if DEVICES in raw else read_manifest(folder)

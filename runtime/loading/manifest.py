@@ -24,25 +24,30 @@ _INT32 = 2**31 - 1
 
 # What a model is for: text that goes on, one vector a text, the words behind masks, or a text made of another one.
 TASKS = ("generate", "embed", "fill", "translate")
+DEVICES = "devices"  # the key of an artifact that device_manifest.py reads
 GRAPH = "graph"  # the task of an artifact that graph_manifest.py reads
 _ID = schema.whole(0, _INT32)
+
+_LIBRARY = {"file": schema.text, "name": schema.text, "arch": schema.text, "requires": schema.items(schema.text)}
+_DEVICE = schema.record(kind=schema.one_of("cuda"), arch=schema.text, runtime=schema.text)
+VARIANTS = schema.items(
+    schema.either("device", schema.record(**_LIBRARY, device=_DEVICE), schema.record(**_LIBRARY)), least=1
+)
+WEIGHTS = schema.record(
+    file=schema.text,
+    chunk_bytes=schema.whole(4096, 2**31),
+    chunks=schema.items(schema.sha256_hex, 1),
+    order=schema.items(schema.text),
+)
 
 # What every artifact has, whatever it is for.
 PACKAGE: dict[str, schema.Check] = {
     "format": schema.one_of(FORMAT),
     "name": schema.text,
     "quantization": schema.anything,
-    "variants": schema.items(
-        schema.record(file=schema.text, name=schema.text, arch=schema.text, requires=schema.items(schema.text)),
-        least=1,
-    ),
+    "variants": VARIANTS,
     "runtime": schema.text,
-    "weights": schema.record(
-        file=schema.text,
-        chunk_bytes=schema.whole(4096, 2**31),
-        chunks=schema.items(schema.sha256_hex, 1),
-        order=schema.items(schema.text),
-    ),
+    "weights": WEIGHTS,
     "compiler": schema.anything,
     "files": schema.mapping(
         schema.record(sha256=schema.sha256_hex, bytes=schema.whole(0, 2**60)),
@@ -99,13 +104,23 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class Device:
+    """A GPU that a variant is for. `runtime`: the file that TVM needs for it, beside its own."""
+
+    kind: str  # "cuda"
+    arch: str  # as sm_90
+    runtime: str
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One compiled library and the CPU flags it needs."""
+    """One compiled library and the CPU flags it needs, or what it needs of a device."""
 
     file: str
     name: str
     arch: str
     requires: tuple[str, ...]
+    device: Device | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +180,11 @@ class Package:
     order: tuple[str, ...]
     files: dict[str, FileEntry]
 
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Files that other processes load and check, and this one does not."""
+        return frozenset()
+
 
 @dataclass(frozen=True)
 class Manifest(Package):
@@ -201,6 +221,16 @@ def read_manifest(folder: Path) -> Manifest:
     path, raw = folder / MANIFEST, read_document(folder)
     if raw.get("task") == GRAPH:
         raise ArtifactError(f"{folder}: a graph, not a model of text; give it arrays: llmc run {folder.name} --input")
+    if DEVICES in raw:
+        raise ArtifactError(
+            f"{folder}: compiled for several devices, a process each: llmc run --devices {folder.name}, or compile "
+            "it without --devices"
+        )
+    return model_manifest(path, raw)
+
+
+def model_manifest(path: Path, raw: dict[str, Any]) -> Manifest:
+    """The manifest in a document, which is of one device."""
     problems = _SCHEMA(raw, "manifest")
     if problems:
         raise ArtifactError(f"{path}: {listed(problems)}; compile the model again")
@@ -314,24 +344,37 @@ def _contradictions(manifest: Manifest, raw: dict[str, Any]) -> list[str]:
 
 def package_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a Package from a document that PACKAGE has checked."""
-    weights = raw["weights"]
     return {
         "raw": raw,
         "sha256": raw["manifest_sha256"],
-        "variants": tuple(Variant(v["file"], v["name"], v["arch"], tuple(v["requires"])) for v in raw["variants"]),
+        **loaded_fields(raw),
         "runtime": raw["runtime"],
+        "files": {name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
+    }
+
+
+def loaded_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """Those that say what one process loads."""
+    weights = raw["weights"]
+    return {
+        "variants": tuple(map(_variant, raw["variants"])),
         "weights": weights["file"],
         "chunk_bytes": weights["chunk_bytes"],
         "chunks": tuple(weights["chunks"]),
         "order": tuple(weights["order"]),
-        "files": {name: FileEntry(f["sha256"], f["bytes"]) for name, f in raw["files"].items()},
     }
+
+
+def _variant(raw: dict[str, Any]) -> Variant:
+    device = Device(**raw["device"]) if "device" in raw else None
+    return Variant(raw["file"], raw["name"], raw["arch"], tuple(raw["requires"]), device)
 
 
 def package_problems(manifest: Package, texts: list[str]) -> list[str]:
     """What is wrong with the files it lists; `texts` are those it uses beside weights and libraries."""
     problems = [f"files: {name[:80]!r} is not a plain relative path" for name in manifest.files if not _plain(name)]
     named = [manifest.runtime, manifest.weights, *texts, *(v.file for v in manifest.variants)]
+    named += [v.device.runtime for v in manifest.variants if v.device is not None]
     problems += [f"{name[:80]!r} is used but not listed in files" for name in named if name not in manifest.files]
     if len(set(manifest.order)) != len(manifest.order):
         problems.append("weights.order names a tensor twice")

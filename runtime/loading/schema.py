@@ -122,6 +122,11 @@ def _shown(key: str) -> str:
     return key[:_SHOWN] if key.isprintable() else repr(key[:_SHOWN])
 
 
+def either(key: str, with_it: Check, without: Check) -> Check:
+    """An object that has `key` and is one thing, or has not and is another."""
+    return lambda value, where: (with_it if isinstance(value, dict) and key in value else without)(value, where)
+
+
 def record(**fields: Check) -> Check:
     """An object with exactly these keys."""
 

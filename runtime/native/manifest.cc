@@ -73,6 +73,13 @@ void read_files(Fields* top, Manifest* manifest, std::vector<std::string>* probl
   });
   top->each_item("variants", 1, [&](Fields entry) {
     manifest->variants.push_back({entry.text("file"), entry.text("name"), entry.text("arch"), entry.texts("requires")});
+    if (entry.has("device")) {  // `requires` then names what no CPU has, so the variant is passed over
+      Fields device = entry.fields("device");
+      if (device.text("kind") != "cuda") device.wrong("kind", "cuda");
+      device.text("arch");
+      manifest->device_runtimes.push_back(device.text("runtime"));
+      device.done();
+    }
     entry.done();
   });
   manifest->runtime = top->text("runtime");
@@ -129,6 +136,7 @@ std::vector<int64_t> wanted_page_shape(const KvLayout& kv) {
 void contradictions(const Manifest& manifest, std::vector<std::string>* problems) {
   std::vector<std::string> named = {manifest.runtime, manifest.weights, manifest.tokenizer};
   for (const Variant& variant : manifest.variants) named.push_back(variant.file);
+  named.insert(named.end(), manifest.device_runtimes.begin(), manifest.device_runtimes.end());
   for (const std::string& name : named) {
     if (!manifest.files.count(name)) problems->push_back("'" + shown(name) + "' is used but not listed in files");
   }
@@ -165,6 +173,9 @@ Manifest read_manifest(const std::string& folder) {
   if (task && task->is_text() && task->text != "generate") {
     throw ArtifactError(shown(folder) + ": made to " + shown(task->text) +
                         "; this runtime only generates: use llmc's own");
+  }
+  if (raw.find("devices")) {
+    throw ArtifactError(shown(folder) + ": compiled for several devices; this runtime is one process: use llmc's own");
   }
   std::vector<std::string> problems;
   Manifest manifest;

@@ -40,6 +40,7 @@ struct KvLayout {
 struct Manifest {
   std::string name, tokenizer, runtime, weights, tvm;
   std::vector<Variant> variants;
+  std::vector<std::string> device_runtimes;  // files that variants for GPUs need beside `runtime`
   std::map<std::string, FileEntry> files;
   size_t chunk_bytes;
   std::vector<std::string> chunks, order;

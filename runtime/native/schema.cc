@@ -29,6 +29,8 @@ const Json& Fields::any(const std::string& key) {
   return found ? *found : kNothing;
 }
 
+bool Fields::has(const std::string& key) const { return value_.find(key) != nullptr; }
+
 const Json& Fields::object(const std::string& key) {
   const Json& value = any(key);
   if (!value.is_object()) wrong(key, "an object");

@@ -17,6 +17,7 @@ class Fields {
   Fields(const Json& value, std::string where, std::vector<std::string>* problems);
 
   const Json& any(const std::string& key);  // null if it is missing
+  bool has(const std::string& key) const;   // of keys that need not be there
   const Json& object(const std::string& key);
   std::string text(const std::string& key);
   bool flag(const std::string& key);

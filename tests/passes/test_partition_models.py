@@ -29,7 +29,7 @@ from llmc.compiler.spec import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from devices import Devices, answer, spec_of, weights_of
+from on_devices import Devices, answer, spec_of, weights_of
 
 PROMPT = [(7 * i * i + 3) % 60 for i in range(18)]
 SOURCE = [(5 * i * i + 4) % 60 for i in range(21)]

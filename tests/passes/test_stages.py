@@ -23,7 +23,7 @@ from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
 
 sys.path.insert(0, str(Path(__file__).parent))
-from devices import Arrays
+from on_devices import Arrays
 
 SPEC = example()
 ROWS = 20

@@ -151,7 +151,7 @@ def _check(engine: Engine) -> None:
         for answer in query.speaking:
             assert answer.sequence is not None
             assert answer.slid or answer.sequence.length + len(answer.todo) == len(query.reads(answer))
-            assert answer.todo or answer.row is not None
+            assert answer.todo or answer.under_way or answer.row is not None
     for query in engine._scheduler.waiting:
         assert query.state == "waiting"
         assert not any(sequence.pages for sequence in query.sequences)

@@ -72,14 +72,14 @@ def test_rows_that_pass_together_cost_a_step_s_budget_in_each_part(make_engine: 
     engine.infer()
     engine.add_query(LONG, OPTIONS)
     fed, passages = [], []
-    step = engine._stepper.runner.step
+    step = engine.runner.begin
 
     def note(feeds: Any) -> Any:
         fed.append([(len(feed.ids), feed.through) for feed in feeds])
         passages.extend(feed.passage for feed in feeds if feed.passage)
         return step(feeds)
 
-    engine.runner.step = note  # type: ignore[method-assign]
+    engine.runner.begin = note  # type: ignore[method-assign]
     for _ in range(7):
         engine.infer()
     # 16 rows in two parts cost what 8 do in a step of 9 with one answer; the last 8 pass both parts at once.

@@ -15,7 +15,7 @@ from llmc.compiler.driver.tuning.machine import Machine, ThisMachine
 from llmc.compiler.driver.tuning.model_kernels import Kernel, model_calls, tunable
 from llmc.compiler.driver.tuning.search import Budget, Report, search
 from llmc.compiler.errors import LlmcError
-from llmc.targets.target import Target, cpu_flags
+from llmc.targets.target import AnyTarget, Target, cpu_flags
 from llmc.targets.tuned import target_key
 
 Progress = Callable[[str, int, int], None]
@@ -101,14 +101,14 @@ def note_threads(database: Path, target: Target, model: str, best: dict[str, int
     write_database(database, known)
 
 
-def _that_runs_here(choices: Sequence[Target]) -> Target:
+def _that_runs_here(choices: Sequence[AnyTarget]) -> Target:
     """The first that this machine can time."""
     lacking = {}
     for target in choices:
         missing = sorted(set(target.requires) - cpu_flags())
         if target.arch != platform.machine():
             missing = [f"arch {target.arch}"]
-        if not missing:
+        if not missing and isinstance(target, Target):
             return target
         lacking[target.name] = " ".join(missing)
     said = "; ".join(f"{name} lacks {missing}" for name, missing in lacking.items())

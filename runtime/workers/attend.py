@@ -1,0 +1,90 @@
+"""The other ranks: they wait for the front's messages, and do what these say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.errors import ArtifactError, LlmcError
+from llmc.runtime.loading.artifact import open_artifact
+from llmc.runtime.loading.bind import bind
+from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.device_manifest import DeviceManifest, for_devices, read_device_manifest
+from llmc.runtime.loading.manifest import PAGE_TOKENS
+from llmc.runtime.loading.weights import map_weights
+from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
+from llmc.runtime.workers.member import complain
+from llmc.runtime.workers.team import Team
+from llmc.runtime.workers.world import launched, place
+
+
+def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
+    """Be a worker of the artifact's until the front ends; False, at once, in a process that is the front or alone.
+
+    What goes wrong here ends this process, with an error that names it; the front and the others learn of that.
+    """
+    if not launched() or not for_devices(Path(path).resolve()) or place()[0] == 0:
+        return False
+    try:
+        _work(path, threads)
+    except (KeyboardInterrupt, SystemExit):
+        os._exit(1)  # whoever asked for it knows
+    except BaseException as error:
+        reason, rank = reason_of(error), place()[0]
+        if not complain(reason):
+            sys.stderr.write(f"llmc: worker {rank}{_device(path, rank)}: {reason}\n")
+            sys.stderr.flush()
+        os._exit(1)  # the front learns of it
+    return True
+
+
+def _device(path: str | os.PathLike[str], rank: int) -> str:
+    """What is said of a rank's device; nothing where the artifact does not tell, or has none for it."""
+    try:
+        return f" (device {read_device_manifest(Path(path).resolve()).ranks[rank].device})"
+    except (ArtifactError, IndexError):
+        return ""
+
+
+def reason_of(error: BaseException) -> str:
+    """What to say of an error, on one line; one that came out of a compiled function has a traceback in its text."""
+    kind = "" if isinstance(error, LlmcError) else type(error).__name__
+    if isinstance(error, MemoryError):
+        kind = "out of memory"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines) if isinstance(error, LlmcError) else (lines or [""])[-1]
+    return ": ".join(part for part in (kind, text) if part)
+
+
+def threads_of(manifest: DeviceManifest, wanted: int | None) -> int:
+    """Threads of a worker: as wanted, and at most, and unless wanted, its part of the CPUs.
+
+    Workers are taken to be of one machine.
+    """
+    most = max(1, default_threads() // len(manifest.ranks))
+    return most if wanted is None else min(wanted, default_threads())
+
+
+def _work(path: str | os.PathLike[str], threads: int | None) -> None:
+    artifact = open_artifact(path)
+    manifest = artifact.manifest
+    assert isinstance(manifest, DeviceManifest)
+    team, answers = Team(manifest), Answers(manifest)
+    begin = team.told()
+    assert begin.kind == BEGIN, f"the front began with {begin.kind}"
+    pool = PagePool(manifest.kv, begin.numbers[0] * PAGE_TOKENS)
+    weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    functions = bind(artifact, pool.layers, weights, threads_of(manifest, threads))
+    while (message := team.told()).kind != END:
+        if message.kind == COPY:
+            pool.copy(*message.numbers)
+            continue
+        assert message.kind == CALL, f"the front said {message.kind}"
+        number, place = message.numbers
+        name = manifest.functions[place]
+        given = functions[name](*message.arrays)
+        if answers.source(name) == manifest.rank:
+            team.give(number, answers.of(name, manifest.rank, given))
+    team.close()

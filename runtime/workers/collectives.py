@@ -1,0 +1,113 @@
+"""The collectives that compiled modules call: tensors of TVM in, results written to the last one (docs/partition.md).
+
+All is sent from one to one: two workers of a stage then need one exchange, and nobody waits within MPI. Sums are made
+here, for each number in order of ranks: those that MPI makes may follow the place in the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.loading.library import import_ffi
+from llmc.runtime.workers.world import mpi
+
+Array = NDArray[Any]
+Keep = Callable[[Any, Any], None]
+Wait = Callable[[Callable[[], bool]], None]
+
+_SLICED_BYTES = 1 << 16  # from here on more than two workers add a slice each, and exchange the sums
+
+
+class Collectives:
+    """What a worker does with those of its stage, and with the stages before and behind.
+
+    stage: a communicator of the stage alone. post: one of all, for what goes from stage to stage. wait: comes back when
+    what it is given says so. keep: holds a request and what it reads until it is done.
+    """
+
+    def __init__(self, stage: Any, post: Any, wait: Wait, keep: Keep) -> None:
+        self._stage, self._post, self._wait, self._keep = stage, post, wait, keep
+        self._others = [rank for rank in range(stage.size) if rank != stage.rank]
+
+    def register(self) -> None:
+        """Be what modules of this process call."""
+        ffi = import_ffi()
+        for name in ("all_reduce", "all_gather", "send", "recv"):
+            ffi.register_global_func(f"llmc.{name}", getattr(self, name), override=True)
+
+    def all_reduce(self, x: Any, group: int, out: Any) -> None:
+        """The sum over the stage."""
+        own, total = np.from_dlpack(x), np.from_dlpack(out)
+        if len(self._others) > 1 and own.nbytes >= _SLICED_BYTES:
+            self._add_slices(own.reshape(-1), total.reshape(-1))
+        else:
+            parts = [own] * self._stage.size
+            for rank in self._others:
+                parts[rank] = np.empty_like(own)
+            self._exchange([own] * len(parts), parts)
+            _add(parts, total)
+
+    def all_gather(self, x: Any, group: int, width: int, out: Any) -> None:
+        """Columns side by side."""
+        own, whole = np.from_dlpack(x), np.from_dlpack(out)
+        rows, columns = own.shape
+        parts = [np.empty(rows * (width - columns), own.dtype) for _ in range(self._stage.size)]
+        statuses = [mpi().Status() for _ in parts]
+        self._exchange([own] * len(parts), parts, statuses)
+        counts = [status.Get_count(mpi().FLOAT) for status in statuses]  # which tell how many columns each has
+        start = 0
+        for rank, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            each = own if rank == self._stage.rank else part[:count].reshape(rows, -1)
+            if start + each.shape[1] <= width:
+                whole[:, start : start + each.shape[1]] = each
+            start += each.shape[1]
+        if start != width:
+            raise RuntimeError(f"all_gather: {start} columns of the devices together, wanted {width}")
+
+    def send(self, x: Any, to: int, out: Any) -> None:
+        """To a rank of the next stage; it is taken when that one comes to it."""
+        if to >= 0:
+            data = np.from_dlpack(x).copy()  # x may be overwritten before the other takes it
+            self._keep(self._post.Isend(data, to), data)
+        np.from_dlpack(out)[:] = 0
+
+    def recv(self, like: Any, source: int, width: int, out: Any) -> None:
+        """From a rank of a stage before."""
+        self._wait(self._post.Irecv(np.from_dlpack(out), source).Test)
+
+    def _add_slices(self, own: Array, total: Array) -> None:
+        """Each adds a slice of all, and gives the sum to all: (n - 1) / n of x is sent twice, not n - 1 times."""
+        size = self._stage.size
+        ends = [own.size * rank // size for rank in range(size + 1)]
+        slices = [slice(first, end) for first, end in zip(ends, ends[1:], strict=False)]
+        mine = slices[self._stage.rank]
+        parts = [np.empty_like(total[mine]) for _ in slices]
+        parts[self._stage.rank] = own[mine]
+        self._exchange([own[each] for each in slices], parts)
+        _add(parts, total[mine])
+        self._exchange([total[mine]] * size, [total[each] for each in slices])
+
+    def _exchange(self, to: list[Array], into: list[Array], statuses: Sequence[Any] = ()) -> None:
+        """Send each of the others its array, and receive one from each; `statuses` are told what came, by rank."""
+        stage, others, wait = self._stage, self._others, self._wait
+        coming = [stage.Irecv(into[rank], rank) for rank in others]
+        going = [stage.Isend(to[rank], rank) for rank in others]
+        for rank, request in zip(others, coming, strict=True):
+            wait(partial(request.Test, statuses[rank]) if statuses else request.Test)
+        for request in going:
+            wait(request.Test)
+
+
+def _add(parts: list[Array], total: Array) -> None:
+    """The sum of all parts, in their order."""
+    first, *others = parts
+    if not others:
+        np.copyto(total, first)
+    for part in others:
+        np.add(first, part, out=total)
+        first = total

@@ -1,0 +1,86 @@
+"""Rank 0: the worker that holds the engine, and tells the others what its own module is about to run."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.errors import RequestError, WorkerLost
+from llmc.runtime.loading.device_manifest import DeviceManifest
+from llmc.runtime.runner import Step
+from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
+from llmc.runtime.workers.team import Team
+
+_MOST = 2**31 - 1  # numbers of calls begin again behind it
+
+
+class Front:
+    """The front of the workers of an artifact. Page tables are its own; others have pools of as many pages."""
+
+    def __init__(self, manifest: DeviceManifest, pool: PagePool) -> None:
+        if manifest.rank != 0:
+            raise RequestError(f"rank {manifest.rank} of {len(manifest.ranks)}: only rank 0 loads; others attend")
+        self._manifest = manifest
+        self._team: Team | None = Team(manifest)
+        self._team.tell(BEGIN, [pool.num_pages])
+        self._numbers = itertools.count()
+        pool.on_copy = self._copy
+        atexit.register(self.close)
+
+    @property
+    def stages(self) -> int:
+        """Into how many stages the layers are cut."""
+        return len(self._manifest.groups)
+
+    def leading(self, functions: dict[str, Step]) -> dict[str, Step]:
+        """The functions, run by all workers: of these index arrays, with what the last stage gives.
+
+        Where there are several stages, with what waits for that: the front has done its own part by then.
+        """
+        answers = Answers(self._manifest)
+        return {
+            name: partial(self._call, place, functions[name], name, answers, self.stages > 1)
+            for place, name in enumerate(self._manifest.functions)
+        }
+
+    def close(self) -> None:
+        """Let the others end."""
+        atexit.unregister(self.close)
+        if self._team is not None:
+            team, self._team = self._team, None
+            try:
+                team.watch.check()
+                team.tell(END)
+                team.close()
+            except WorkerLost:  # said before, where something waited for it
+                team.watch.close()
+
+    def _copy(self, group: int, old: int, new: int) -> None:
+        if self._team is not None:
+            self._team.tell(COPY, [group, old, new])
+
+    def _call(
+        self, place: int, function: Step, name: str, answers: Answers, later: bool, *arrays: NDArray[Any]
+    ) -> Any:  # fmt: skip
+        team = self._team
+        if team is None:
+            raise RequestError("the model is closed")
+        team.watch.check()
+        number, source = next(self._numbers) & _MOST, answers.source(name)
+        team.tell(CALL, [number, place], arrays)
+        try:
+            own = function(*arrays)
+        except BaseException:
+            team.watch.check()  # what is raised within a compiled function comes out of it as another error
+            team.watch.give_up()  # the others wait for what this one will not give them any more
+            raise
+        if not later:
+            return answers.of(name, 0, own)
+        if source in (0, None):
+            return lambda: answers.of(name, 0, own)
+        return team.awaiting(number)

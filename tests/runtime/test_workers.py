@@ -1,0 +1,44 @@
+"""What workers send each other: messages, and the numbers of collectives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.runtime.workers.calls import ANSWER, CALL, COPY, packed, unpacked
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+def test_messages_come_out_as_they_went_in() -> None:
+    random = np.random.default_rng(0)
+    arrays = [
+        random.integers(-9, 9, 5, dtype=np.int32), random.integers(0, 9, (7, 2), dtype=np.int32),
+        random.standard_normal((3, 41)).astype(np.float32), np.empty((0, 4), np.float32), np.float32([[np.nan]]),
+        random.standard_normal((9, 6)).astype(np.float32)[:2],
+    ]  # fmt: skip
+    for kind, numbers, sent in ((COPY, (0, 3, 2**31 - 1), []), (CALL, (1, 2), arrays), (ANSWER, (), arrays[2:])):
+        message = packed(kind, numbers, sent)
+        assert message.size % 16 == 0
+        found = unpacked(message)
+        assert (found.kind, found.numbers) == (kind, numbers)
+        for got, wanted in zip(found.arrays, sent, strict=True):
+            assert got.dtype == wanted.dtype
+            np.testing.assert_array_equal(got, wanted)
+            if got.size:
+                assert (got.ctypes.data - message.ctypes.data) % 64 == 0  # as kernels want it
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python")
+@pytest.mark.parametrize("count", [2, 3])
+def test_collectives_give_what_they_mean(count: int) -> None:
+    case = Path(__file__).with_name("collectives_case.py")
+    command = [str(MPIRUN), "-n", str(count), sys.executable, str(case)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == count
