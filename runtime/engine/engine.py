@@ -246,9 +246,14 @@ class Engine:
         if self._closed:
             raise RequestError("the engine is closed")
         self._queries[query.id] = query
-        self._inbox.append(lambda: self._scheduler.add(query))
+        self._inbox.append(lambda: self._schedule(query))
         self._turns.wake()
         return query.id
+
+    def _schedule(self, query: Query) -> None:
+        """Take a new query in, unless it has ended since it was asked: a fault of the engine ends all there are."""
+        if query.state != "ended":
+            self._scheduler.add(query)
 
     def _followed(self, id_: int) -> Query:
         query = self._queries.get(id_) or self._fresh.get(id_)

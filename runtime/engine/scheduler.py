@@ -221,7 +221,7 @@ class Scheduler:
             try:
                 if not self._admit(query, promised):
                     return
-            except CacheFull as error:
+            except Exception as error:  # whatever it was, it is this query's own
                 plan.failed[query] = error
                 continue
             promised = self.room.promised(self.running) if self.preempted > before else promised

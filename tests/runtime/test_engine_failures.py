@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -184,3 +185,45 @@ def test_a_fault_of_the_engine_leaves_nobody_waiting(make_engine: MakeEngine, mo
     monkeypatch.setattr(engine._scheduler, "plan", broken)
     assert {each.error for each in results(engine)} == {"the step failed: ZeroDivisionError: "}
     assert engine.query_count == 0
+
+
+def test_a_query_that_comes_while_the_engine_fails_ends_with_the_others(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not planned yet: ended, and taken in after that, it would break every later step."""
+    engine = make_engine()
+    late: list[int] = []
+
+    def broken() -> None:
+        late.append(engine.add_query([5, 6, 7], Options(max_tokens=4)))
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._scheduler, "plan", broken)
+        assert {each.error for each in results(engine)} == {"the step failed: ZeroDivisionError: "}
+    (told,) = engine.follow(late)
+    assert told.done is not None
+    assert told.done.error == "the step failed: ZeroDivisionError: "
+    assert [each.ids for each in results(engine)] == [each.ids for each in results(make_engine())]
+    assert (engine.query_count, engine.stats.running) == (0, 0)
+
+
+def test_pages_that_do_not_come_back_end_their_query_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(settings={"preemption": "swap", "keep_prefixes": False})
+    wish = Options(max_tokens=10, ignore_eos=True)
+    for prompt in PROMPTS:
+        engine.add_query(prompt, wish)
+    while engine.stats.tokens < 12:
+        engine.infer()
+    with monkeypatch.context() as patched:
+        patched.setattr("llmc.runtime.engine.room.put_back", lambda *_: [][0])
+        engine._scheduler.give_way()
+        told = engine.infer()
+    while engine.query_count:
+        told += engine.infer()
+    ends = Counter(result.done.finish_reason for result in told if result.done)
+    assert ends == {"length": len(PROMPTS) - 1, "error": 1}
+    engine.runner.pool.check([])
+    assert engine.stats.pages_free == engine.stats.pages
