@@ -77,8 +77,8 @@ class PagePool:
     reclaim: called when pages are short, with the number that should be free in each group, to free some that are kept
     in case they are wanted again. It runs under `lock`, which may be taken again by the same thread.
     on_copy: told of each copy of a page, where other processes have layers of the same pages.
-    make: gives the array of a layer of this shape and type, where pages are not in the host's memory; it is indexed by a
-    place or an array of places.
+    make: gives the array of a layer of this shape and type, where pages are not in the host's memory; it is indexed by
+    a place or an array of places.
     """
 
     def __init__(self, layout: KvLayout, tokens: int, make: Make | None = None) -> None:
