@@ -172,7 +172,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = json.dumps([model_type, seed, shards, config], sort_keys=True)
         if key not in made:
             made[key] = tmp_path_factory.mktemp(f"tiny-{model_type}")
-            _save_tiny(made[key], model_type, seed, shards, {**_TINY, **config})
+            save_tiny(made[key], model_type, config, seed, shards)
         return made[key]
 
     return folder
@@ -198,10 +198,12 @@ def tiny_translator(script: Callable[[str], ModuleType], tmp_path_factory: pytes
     return folder
 
 
-def _save_tiny(folder: Path, model_type: str, seed: int, shards: int, config: dict[str, Any]) -> None:
+def save_tiny(folder: Path, model_type: str, config: dict[str, Any], seed: int = 0, shards: int = 1) -> None:
+    """What the fixture `tiny_model` gives, in this folder."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    config = {**_TINY, **config}
     torch.manual_seed(seed)
     kind = CONFIG_MAPPING[model_type]
     known = {*kind().to_dict(), *kind.attribute_map}

@@ -53,7 +53,8 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
         try:
             places = [(_CPU, _DEVICE_ID, _NAIVE)]
             if artifact.variant.device is not None:
-                _load_cuda(artifact, artifact.variant.device.runtime)
+                artifact.check_unchanged(artifact.variant.device.runtime)
+                load_cuda_runtime(artifact.path(artifact.variant.device.runtime))
                 places.insert(0, (_CUDA, _DEVICE_ID, _POOLED))
             executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
             executable["vm_initialization"](*itertools.chain(*places))
@@ -132,11 +133,10 @@ def _load_runtime(artifact: Artifact[Any]) -> None:
     _Process.runtime_sha256 = sha256
 
 
-def _load_cuda(artifact: Artifact[Any], name: str) -> None:
-    """TVM's CUDA runtime, and what takes cubins out of their text."""
-    artifact.check_unchanged(name)
+def load_cuda_runtime(path: Path) -> None:
+    """Load TVM's CUDA runtime, a file, and have cubins taken out of their text. Raises OSError."""
     ctypes.CDLL(cuda.cudart_path(), ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(artifact.path(name)), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     import_ffi().register_global_func("tvm_callback_cuda_compile", _cubin, override=True)
 
 

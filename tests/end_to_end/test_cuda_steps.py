@@ -33,13 +33,6 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def compile_pair(source: Path, pack: Path, name: str, quant: str, kv: str) -> None:
-    """NAME.cpu.llmc and NAME.cuda.llmc."""
-    compile_model(source, pack / f"{name}.cpu.llmc", quant=quant, kv=kv, activations="f32")
-    with emulated.compiling():
-        compile_model(source, pack / f"{name}.cuda.llmc", quant=quant, kv=kv, target=TARGET)
-
-
 def run(device: dict[str, str], *command: object, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -52,9 +45,13 @@ def run(device: dict[str, str], *command: object, **more: str) -> subprocess.Com
 
 
 def test_models_on_a_device(device: dict[str, str], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Four structures: logits, tokens, and queries that give way in a small cache."""
-    for model_type, (config, quant, kv) in MODELS.items():
-        compile_pair(tiny_model(model_type, **config), tmp_path, model_type, quant, kv)
+    """Several structures: logits, tokens, and queries that give way in a small cache."""
+    both = {"target": f"{TARGET},cpu", "activations": "f32"}
+    (tmp_path / "models").mkdir()
+    for name, (model_type, config, quant, kv) in MODELS.items():
+        path = tmp_path / "models" / f"{name}.llmc"
+        with emulated.compiling():
+            compile_model(tiny_model(model_type, **config), path, quant=quant, kv=kv, **both)
     sizes = ["--prompts", 6, "--longest", 40, "--tokens", 6]
     done = run(device, ROOT / "gpu" / "check_models.py", tmp_path, "--json", tmp_path / "rows.json", *sizes)
     assert done.returncode == 0, done.stdout + done.stderr

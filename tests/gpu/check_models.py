@@ -2,23 +2,25 @@
 
     python tests/gpu/check_models.py PACK [--json FILE]
 
-PACK is a folder of pairs: NAME.cpu.llmc, and NAME.cuda.llmc of the same weights. Needs llmc's runtime alone. Ends with
-1 if a check fails; prompts are other ones at every run, by a seed that is printed.
+PACK/models has artifacts for both. Needs llmc's runtime alone. Ends with 1 if a check fails; prompts are other ones at
+every run, by a seed that is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmc.runtime import load
+from llmc.runtime import ArtifactError, load
 from llmc.runtime.model import Model
 
 PROMPTS, NEW_TOKENS = 20, 16
@@ -46,29 +48,48 @@ def logits(model: Model, prompt: list[int]) -> np.ndarray:
         runner.release(sequence)
 
 
-def check(cpu: Path, cuda: Path, seed: int, prompts: int, longest: int, tokens: int) -> Row:
-    """One pair; what was found."""
+@contextmanager
+def loaded(artifact: Path, device: bool, **options: Any) -> Iterator[Model]:
+    """The artifact on the GPU, or on the CPU."""
+    variants = json.loads((artifact / "manifest.json").read_text())["variants"]
+    names = [each["name"] for each in variants if (each.get("device") is not None) == device]
+    for name in names:  # of several for CPUs the first one that this one runs
+        os.environ["LLMC_VARIANT"] = name
+        try:
+            model = load(artifact, **options)
+        except ArtifactError:
+            if name == names[-1]:
+                raise
+        else:
+            with model:
+                yield model
+            return
+
+
+def check(artifact: Path, seed: int, prompts: int, longest: int, tokens: int) -> Row:
+    """One model; what was found."""
     start = time.perf_counter()
-    with load(cpu) as model:
+    with loaded(artifact, device=False) as model:
         asked = prompts_of(model, seed, prompts, longest)
         wanted_rows = [logits(model, prompt) for prompt in asked]
         wanted = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
         kind = model.manifest["kv"]["dtype"]
-    loaded = time.perf_counter()
-    with load(cuda, cache_tokens=16 * (longest + 60)) as model:
-        load_s = time.perf_counter() - loaded
+    before = time.perf_counter()
+    with loaded(artifact, device=True, cache_tokens=16 * (longest + 60)) as model:
+        load_s = time.perf_counter() - before
         worst = max(map(difference, (logits(model, prompt) for prompt in asked), wanted_rows))
         alone = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
     pressed = {}
     for preemption in ("recompute", "swap"):
-        with load(cuda, cache_tokens=2 * (longest + tokens + 60), preemption=preemption) as model:
+        with loaded(artifact, True, cache_tokens=2 * (longest + tokens + 60), preemption=preemption) as model:
             together = [each.ids for each in model.generate_batch(asked, max_tokens=tokens, ignore_eos=True)]
             pressed[preemption] = (together == alone, model.engine.stats.preempted)
             model.engine.forget_prefixes()
             model.runner.pool.check([])
     agreeing = sum(mine == theirs for mine, theirs in zip(alone, wanted, strict=True))
     row: Row = {
-        "model": cuda.name.split(".")[0], "kv": kind, "worst_logit": worst, "agreeing": agreeing, "prompts": prompts,
+        "model": artifact.name.removesuffix(".llmc"), "kv": kind, "worst_logit": worst, "agreeing": agreeing,
+        "prompts": prompts,
         "same_together": all(same for same, _ in pressed.values()),
         "preempted": [count for _, count in pressed.values()], "load_s": load_s,
         "seconds": time.perf_counter() - start,
@@ -82,14 +103,8 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-def pairs(pack: Path) -> Iterator[tuple[Path, Path]]:
-    """Artifacts for CPUs and for CUDA."""
-    for cuda in sorted(pack.glob("*.cuda.llmc")):
-        yield cuda.with_name(cuda.name.replace(".cuda.", ".cpu.")), cuda
-
-
 def main() -> int:
-    """Check all pairs, print a table."""
+    """Check all models, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pack", type=Path)
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
@@ -100,8 +115,8 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     print(f"seed {options.seed}")
-    for cpu, cuda in pairs(options.pack):
-        row = check(cpu, cuda, options.seed, options.prompts, options.longest, options.tokens)
+    for artifact in sorted((options.pack / "models").glob("*.llmc")):
+        row = check(artifact, options.seed, options.prompts, options.longest, options.tokens)
         rows.append(row)
         print(
             f"{row['model']:16} {row['kv']:5} logits {row['worst_logit']:.1e}  same tokens {row['agreeing']}/"

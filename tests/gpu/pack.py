@@ -1,0 +1,157 @@
+"""Makes the folder that tests/gpu/run_all.sh needs: all that takes a compiler or the network is done here.
+
+    python tests/gpu/pack.py build/gpu [--chip sm_90] [--seed N]
+
+kernels/: a library of kernels, with inputs and results of every case. models/: small models of several structures, each
+for the CPU and for the chip. shapes/: a model of 7 billion weights in several formats, without the weights. wheels/:
+llmc, and what its runtime needs. Copy the checkout with the folder to the machine that has the GPU, and run the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), *(str(ROOT / "tests" / name) for name in ("", "targets", "end_to_end"))]
+
+import shapes
+from kernel_cases import CASES, Case, embedding_case, linear_case
+from tvm import tirx
+
+from llmc.compiler.driver import compile_model
+from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, RUNTIME, copy_runtime, find_runtime
+from llmc.compiler.formats import FORMATS
+from llmc.compiler.ops import OPS
+from llmc.targets.cuda.build import compile_kernels
+from llmc.targets.cuda.lower import KERNELS, make_kernel
+from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
+
+SHAPE_FORMATS = ("bf16", "q8", "q4", "c3h")
+SEEDS = 3  # cases of each op
+
+
+def kernel_cases(seed: int) -> Iterator[tuple[str, Case]]:
+    """Names and cases: every op at random sizes, linear layers and look-ups in all formats."""
+    for op in sorted(set(KERNELS) & set(CASES)):
+        for number in range(SEEDS):
+            yield f"{op}_{number}", CASES[op](np.random.default_rng([seed, number, len(op)]))
+    for name in FORMATS:
+        rng = np.random.default_rng([seed, len(name)])
+        for op in ["packed_linear", *(["bf16_linear"] if name == "bf16" else [])]:
+            case = linear_case(rng, op, name, 19)
+            yield f"{op}_{name}", case
+            one = [a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)]
+            yield f"{op}_{name}_one_row", replace(case, arrays=one)
+        yield f"packed_embedding_{name}", embedding_case(rng, name)
+
+
+def write_kernels(folder: Path, target: CudaTarget, seed: int) -> int:
+    """kernels.so, a file for each case, and cases.json; how many there are."""
+    folder.mkdir(parents=True)
+    functions: dict[str, Any] = {}
+    entries = []
+    for name, case in kernel_cases(seed):
+        after = [array.copy() for array in case.arrays]
+        given = OPS[case.op].meaning(*after, **case.attrs)
+        outputs = list(given) if isinstance(given, tuple) else [given]
+        functions[name] = _kernel(case, outputs, target)
+        arrays = {f"before_{i}": array for i, array in enumerate(case.arrays)}
+        arrays |= {
+            f"after_{i}": a for i, a in enumerate(after) if not np.array_equal(a, case.arrays[i], equal_nan=True)
+        }
+        np.savez_compressed(folder / f"{name}.npz", **arrays, **{f"output_{i}": each for i, each in enumerate(outputs)})
+        entries.append({"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": 2 * case.tolerance})
+    module, _ = compile_kernels(functions, target)
+    module.export_library(str(folder / "kernels.so"))
+    (folder / "cases.json").write_text(json.dumps(entries, indent=1))
+    for name in (RUNTIME, CUDA_RUNTIME):
+        copy_runtime(find_runtime(target.arch, None, name), folder, name)
+    return len(entries)
+
+
+def _kernel(case: Case, outputs: list[np.ndarray], target: CudaTarget) -> tirx.PrimFunc:
+    """The kernel for any number of rows."""
+    names: dict[int, Any] = {}
+    sizes: list[list[Any]] = []
+    for i, array in enumerate([*case.arrays, *outputs]):
+        first, *rest = array.shape
+        symbolic = i in case.symbolic or (i >= len(case.arrays) and first in names)
+        sizes.append([names.setdefault(first, tirx.Var(f"n{len(names)}", "int64")) if symbolic else first, *rest])
+    return make_kernel(case.op, target, sizes, case.attrs)
+
+
+def tiny_models(folder: Path) -> dict[str, tuple[Path, str, str]]:
+    """Random models of the structures that tests/end_to_end/test_cuda.py compiles: name -> (folder, weights, pages)."""
+    from conftest import save_tiny
+    from test_cuda import MODELS
+
+    found = {}
+    for name, (model_type, config, quant, kv) in MODELS.items():
+        path = folder / name.replace(",", "").replace(" ", "-")
+        path.mkdir()
+        save_tiny(path, model_type, config)
+        found[path.name] = path, quant, kv
+    return found
+
+
+def write_models(folder: Path, target: str, sources: dict[str, tuple[Path, str, str]]) -> None:
+    """An artifact for the CPU and the chip of each source: (folder, format of weights, of pages)."""
+    folder.mkdir(parents=True)
+    for name, (source, quant, kv) in sources.items():
+        print(f"models/{name}", flush=True)
+        names = f"{target},cpu:portable"
+        compile_model(source, folder / f"{name}.llmc", quant=quant, kv=kv, target=names, activations="f32")
+
+
+def write_shapes(folder: Path, target: str, scratch: Path, tokenizer_json: bytes) -> dict[str, float]:
+    """Artifacts of 7 billion weights, without the weights; seconds that each took to compile."""
+    folder.mkdir(parents=True)
+    shapes.write_folder(scratch, shapes.SEVEN_BILLION, tokenizer_json)
+    seconds = {}
+    for quant in SHAPE_FORMATS:
+        path = folder / f"llama-7b-{quant}.llmc"
+        seconds[quant] = compile_model(scratch, path, quant=quant, target=target).seconds
+        shapes.strip(path)
+    return seconds
+
+
+def write_wheels(folder: Path) -> None:
+    """llmc, and what its runtime needs beside NumPy."""
+    folder.mkdir(parents=True)
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    subprocess.run([*pip, "wheel", "--wheel-dir", str(folder), str(ROOT)], check=True)
+
+
+def main() -> None:
+    """Make the pack."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--chip", default="sm_90")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    target = f"cuda:{options.chip}"
+    count = write_kernels(options.pack / "kernels", CUDA_TARGETS[target], options.seed)
+    print(f"{count} cases of kernels, seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        sources = tiny_models(scratch)
+        write_models(options.pack / "models", target, sources)
+        tokenizer_json = (next(iter(sources.values()))[0] / "tokenizer.json").read_bytes()
+        seconds = write_shapes(options.pack / "shapes", target, scratch / "7b", tokenizer_json)
+    print("7 billion weights compiled in " + ", ".join(f"{quant}: {took:.0f} s" for quant, took in seconds.items()))
+    write_wheels(options.pack / "wheels")
+
+
+if __name__ == "__main__":
+    main()

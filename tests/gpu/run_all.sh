@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Everything that is checked and timed on a GPU, on a bare machine: CUDA 13, Python with NumPy (and PyTorch, for one
+# figure); no network, no compiler. tests/gpu/pack.py has made the folder beforehand, where there is no GPU.
+#
+#   tests/gpu/run_all.sh [PACK [OUT]]      build/gpu and build/gpu-results unless given
+#
+# Kernels against their meaning, models against the CPU, then times. One table on the screen; OUT has it, and the JSON of
+# each part. Ends with 1 if something differs.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+pack=${1:-build/gpu}
+out=${2:-build/gpu-results}
+mkdir -p "$out"
+
+python3 -m venv --system-site-packages "$out/venv" &&
+"$out/venv/bin/python" -m pip install --quiet --no-index --no-deps --force-reinstall "$pack"/wheels/*.whl || exit 1
+for lib in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
+  [ -e "$lib/libcudart.so.13" ] && export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+done
+
+failed=0
+part() {
+  echo "== $1"
+  "$out/venv/bin/python" "tests/gpu/$1.py" "$pack" --json "$out/$1.json" || failed=1
+}
+{
+  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2> /dev/null
+  part check_kernels
+  part check_models
+  part time_models
+} 2>&1 | tee "$out/table.txt"
+[ "${PIPESTATUS[0]}" = 0 ] && ! grep -qE "differs|FAILED|Traceback|Error" "$out/table.txt"
