@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), *(str(ROOT / "tests" / name) for nam
 
 import shapes
 from kernel_cases import CASES, Case, embedding_case, linear_case
+from packaging.requirements import Requirement
 from tvm import tirx
 
 from llmc.compiler.driver import compile_model
@@ -129,8 +131,13 @@ def write_shapes(folder: Path, target: str, scratch: Path, tokenizer_json: bytes
 def write_wheels(folder: Path) -> None:
     """llmc, and what its runtime needs beside NumPy."""
     folder.mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    subprocess.run([*pip, "wheel", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    needed = {Requirement(each).name for each in requires("llmc") or () if "extra" not in each}
+    for name in list(needed):
+        if name in ("jinja2", "rich"):
+            needed |= {Requirement(each).name for each in requires(name) or () if "extra" not in each}
+    needed |= {"mdurl"}  # markdown-it-py's own
+    command = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--wheel-dir", str(folder)]
+    subprocess.run([*command, str(ROOT), *sorted(needed - {"numpy"})], check=True)
 
 
 def main() -> None:
