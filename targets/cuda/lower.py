@@ -11,6 +11,7 @@ from tvm import tirx
 from llmc.compiler.errors import LlmcError
 from llmc.targets.cuda import attention, elementwise, embedding, linear, norms, rope, top, turn_keys
 from llmc.targets.cuda.target import CudaTarget
+from llmc.targets.cuda.workspace import with_workspaces
 from llmc.targets.lower import fresh_shapes, lower_with
 
 Kernel = Callable[[CudaTarget, list[Any], dict[str, Any]], tirx.PrimFunc]
@@ -61,6 +62,7 @@ def make_kernel(name: str, target: CudaTarget, shapes: list[list[Any]], attrs: d
 def lower(module: tvm.IRModule, target: CudaTarget) -> tvm.IRModule:
     """A module of packed ops -> the same over CUDA kernels. Raises LlmcError naming what there is no kernel for."""
     return lower_with(
-        module, frozenset(KERNELS), lambda name, shapes, attrs: make_kernel(name, target, shapes, attrs),
+        module, frozenset(KERNELS),
+        lambda name, shapes, attrs: with_workspaces(make_kernel(name, target, shapes, attrs)),
         "targets/cuda/lower.py",
     )  # fmt: skip

@@ -36,6 +36,7 @@ static Place threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
+[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 [[maybe_unused]] static float __fdividef(float a, float b) { return a / b; }
 
 namespace emulated {
