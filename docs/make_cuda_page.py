@@ -28,6 +28,7 @@ MOST_SPILLED = 24  # bytes of a thread, stores and loads, that a kernel may have
 
 # The shape of a model of 7 to 8 billion weights.
 WIDTH, FFN, HEADS, KV_HEADS, SIZE, VOCAB = 4096, 14336, 32, 8, 128, 32000
+EXPERTS, USED = 8, 2  # experts of a layer, and those that a token uses
 QKV = (HEADS + 2 * KV_HEADS) * SIZE
 
 HEAD = """# What CUDA kernels take
@@ -66,7 +67,11 @@ def cases() -> dict[str, Case]:
         "soft_cap": ("soft_cap", [row, row], {"cap": 2.0}),
         "activate": ("activate", [row, row], {"activation": "gelu"}),
         "gated": ("gated", [[m, 2 * FFN], [m, FFN]], {"activation": "silu"}),
+        "bounded_gated": (
+            "bounded_gated", [[m, 2 * FFN], [m, FFN]], {"activation": "silu", "limit": 7.0, "plus": 1.0},
+        ),
         "add": ("add", [row, row, row], {}),
+        "concat": ("concat", [row, row, [m, 2 * WIDTH]], {}),
         "take_rows": ("take_rows", [row, [n], [n, WIDTH]], {}),
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
@@ -80,6 +85,7 @@ def cases() -> dict[str, Case]:
         attrs = {"format": name, "width": WIDTH}
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)
         found[f"packed_embedding {name}"] = ("packed_embedding", [[m], packed(name), row], attrs)
+    found |= experts_cases()
     for kind in CUDA_KV:
         pool = [p, *page_shape(kind, KV_HEADS, SIZE)]
         attrs = {"scale": 0.1, "window": 0, "kv_dtype": kind, "soft_cap": 0.0, "bias": "none", "causal": 1}
@@ -94,9 +100,43 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def packed(name: str) -> Shape:
-    """The shape of a matrix of the model's width in a format."""
-    return list(FORMATS[name].packed_shape(WIDTH, WIDTH))
+def experts_cases() -> dict[str, Case]:
+    """Those of experts, each as wide as the MLP of the model without."""
+    m = tirx.Var("m", "int64")
+    chosen, row = [m, USED], [m, WIDTH]
+    routed = {"used": USED, "renormalize": 1, "scale": 1.0, "tolerance": 0.1, "groups": 2, "groups_used": 1}
+    gate, inside = [m, EXPERTS], [m, USED * FFN]
+    found: dict[str, Case] = {
+        f"route {routing}": ("route", [gate, [EXPERTS], chosen, chosen], routed | {"routing": routing})
+        for routing in ("softmax", "sparse_mixer")
+    }
+    own, out = {"experts": EXPERTS, "width": FFN}, {"experts": EXPERTS, "width": WIDTH}
+    found |= {
+        "gate_rows": ("gate_rows", [row, [m, 1], row], {}),
+        "experts_bias": ("experts_bias", [inside, chosen, [EXPERTS * FFN], inside], {"experts": EXPERTS}),
+        "experts_out_bias": (
+            "experts_out_bias", [row, chosen, chosen, [EXPERTS * WIDTH], row], {"experts": EXPERTS},
+        ),
+    }  # fmt: skip
+    for name in FORMATS:
+        both = packed(name, EXPERTS * FFN), packed(name, EXPERTS * WIDTH, FFN)
+        attrs, format = (own, out), {"format": name}
+        for kind, halves in (("packed", 1), ("bf16", 2)):
+            if kind == "bf16" and name != "bf16":
+                continue
+            shapes = (
+                [[m, WIDTH // halves], chosen, both[0], inside],
+                [[m, USED * FFN // halves], chosen, chosen, both[1], row],
+            )
+            for way, operands, more in zip(("in", "out"), shapes, attrs, strict=True):
+                op = f"{kind}_experts_{way}"
+                found[f"{op} {name}" if kind == "packed" else op] = (op, operands, format | more)
+    return found
+
+
+def packed(name: str, rows: int = WIDTH, columns: int = WIDTH) -> Shape:
+    """The shape of a matrix in a format; as it is, one of the model's width."""
+    return list(FORMATS[name].packed_shape(rows, columns))
 
 
 def compiled(names: Iterable[str], target: CudaTarget) -> dict[str, list[Resources]]:

@@ -34,13 +34,19 @@ from graph_walk import Walk
 TARGET = "cuda:sm_80"
 need_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: CUDA code cannot be compiled")
 _WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    "norm_topk_prob": True, "num_hidden_layers": 1,
+}  # fmt: skip
 # model_type -> its config, the format of weights, that of pages. The second norms heads of q and k, the third has
-# windows and other norms, the last layer norm, biases and an MLP without a gate.
+# windows and other norms, the fourth layer norm, biases and an MLP without a gate, the last experts, of which one is
+# shared.
 MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "llama": ({}, "q4", "f32"),
     "qwen3": ({}, "c3h", "f32"),
     "gemma3_text": (_WINDOWS, "bf16", "bf16"),
     "starcoder2": ({}, "f32", "f32"),
+    "qwen2_moe": (_EXPERTS, "f32", "f32"),
 }
 EXACT, ROUNDED = 3e-5, 2e-2  # of the greatest logit; over bf16 pages CPUs round softmax weights too
 PROMPT, ANSWER = [5, 77, 130, 9, 250], 3

@@ -21,6 +21,7 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
 from attention_cases import SIZES, attention, turning
+from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
 
 TARGET = CUDA_TARGETS["cuda:sm_80"]
@@ -66,9 +67,9 @@ def check(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES)))
+@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES | EXPERT_CASES)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
-    check(cut(CASES[op](np.random.default_rng([seed, len(op)]))))
+    check(cut((CASES | EXPERT_CASES)[op](np.random.default_rng([seed, len(op)]))))
 
 
 @pytest.mark.parametrize("name", FORMATS)
