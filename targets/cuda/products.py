@@ -6,7 +6,6 @@ is added in their order. A product's bits do not depend on how many rows there a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -94,6 +93,3 @@ def total(parts: Any, product: Any, row: Any) -> Any:
     for worker in range(WORKERS):
         T.buffer_store(one, one[0] + parts[product, worker, row], [0])
     return one[0]
-
-
-Reached = Callable[[Any], None]
