@@ -14,6 +14,7 @@ from tvm import tirx
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.ops import OPS
+from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS
@@ -110,6 +111,19 @@ def test_attention_goes_over_chunks(kind: str) -> None:
     qkv, kv, seqs, slots, *tables = case.arrays
     alone = check(replace(case, arrays=[qkv[3:4], kv, seqs[3:4], slots[3:4], *tables]))[0]
     np.testing.assert_array_equal(alone[0], whole[3])
+
+
+@pytest.mark.parametrize("hole", [(40, 230), (0, 128)])  # the second covers a chunk
+def test_attention_of_many_rows_and_of_few(hole: tuple[int, int]) -> None:
+    """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides."""
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": 20, "bias": "none", "causal": 1, "window": 0}
+    case = attention(np.random.default_rng(hole), "f32", lengths=[(250, FEW + 1), (130, FEW)], **sizes)
+    case.arrays[4][0] = hole
+    rows = check(case)[0]
+    qkv, kv, seqs, slots, *tables = case.arrays  # what the rows have written is in pages now
+    for picked in ([0], [4, FEW + 4]):
+        alone = check(replace(case, arrays=[qkv[picked], kv, seqs[picked], slots[picked], *tables]))[0]
+        np.testing.assert_array_equal(alone, rows[picked], err_msg=str(picked))
 
 
 def test_heads_wider_than_a_block() -> None:
