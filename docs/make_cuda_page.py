@@ -16,11 +16,11 @@ from typing import Any
 from tvm import tirx
 
 from llmc.compiler.formats import FORMATS
-from llmc.compiler.kv_pages import page_shape
+from llmc.compiler.kv_pages import KINDS, page_shape
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
-from llmc.targets.cuda.target import CUDA_KV, CUDA_TARGETS, STATIC_SHARED_BYTES, CudaTarget
+from llmc.targets.cuda.target import CUDA_TARGETS, STATIC_SHARED_BYTES, CudaTarget
 
 PAGE = Path(__file__).with_name("cuda_kernels.md")
 CHIPS = ("cuda:sm_80", "cuda:sm_90")
@@ -86,7 +86,7 @@ def cases() -> dict[str, Case]:
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)
         found[f"packed_embedding {name}"] = ("packed_embedding", [[m], packed(name), row], attrs)
     found |= experts_cases()
-    for kind in CUDA_KV:
+    for kind in KINDS:
         pool = [p, *page_shape(kind, KV_HEADS, SIZE)]
         attrs = {"scale": 0.1, "window": 0, "kv_dtype": kind, "soft_cap": 0.0, "bias": "none", "causal": 1}
         tables = [[m], [m], [s, 2], [n], [n]]
@@ -95,6 +95,7 @@ def cases() -> dict[str, Case]:
         sizes = {"kv_heads": KV_HEADS, "head_dim": SIZE, "kv_dtype": kind}
         keys = [s, KV_HEADS * SIZE]
         found[f"load_keys {kind}"] = ("load_keys", [pool, [n], keys], sizes)
+        found[f"copy_pages {kind}"] = ("copy_pages", [pool, [n], [n], [1]], {"kv_dtype": kind})
         found[f"store_keys {kind}"] = ("store_keys", [keys, pool, [n], [n], [1]], sizes)
     assert {op for op, *_ in found.values()} == set(KERNELS | PLAIN)
     return found
@@ -149,7 +150,7 @@ def compiled(names: Iterable[str], target: CudaTarget) -> dict[str, list[Resourc
     _, found = compile_kernels(functions, target)
     taken = {}
     for name, symbol in symbols.items():
-        launches = [f"{symbol}_kernel", *(f"{symbol}_kernel_{number}" for number in range(1, 4))]
+        launches = [f"{symbol}_kernel", *(f"{symbol}_kernel_{number}" for number in range(1, 8))]
         taken[name] = [found[launch] for launch in launches if launch in found]
     return taken
 

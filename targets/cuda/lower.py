@@ -46,6 +46,7 @@ KERNELS: dict[str, Kernel] = {
     "attention": attention.attention,
     "load_keys": turn_keys.load_keys,
     "store_keys": turn_keys.store_keys,
+    "copy_pages": turn_keys.copy_pages,
     "top": top.top,
     "packed_embedding": embedding.packed_embedding,
     "packed_linear": linear.packed_linear,

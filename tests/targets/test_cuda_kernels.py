@@ -132,7 +132,7 @@ def test_heads_wider_than_a_block() -> None:
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)
-@pytest.mark.parametrize("op", ["load_keys", "store_keys"])
+@pytest.mark.parametrize("op", ["load_keys", "store_keys", "copy_pages"])
 def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
     for size in (7, 64):
         check(turning(np.random.default_rng(size), kind, op, size))
@@ -143,7 +143,6 @@ def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
     [
         ({"bias": "alibi"}, "bias by distance"),
         ({"causal": 0}, "rows that see later ones"),
-        ({"kv_dtype": "q8"}, "KV pages 'q8'"),
     ],
 )
 def test_what_there_is_no_kernel_for_is_refused(attrs: dict[str, Any], what: str) -> None:
