@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.launch import barrier, f32, fill, i32, launch, local, shared, strided
-from llmc.targets.cuda.products import THREADS, WORKERS, Slices, multiply, parts_of, put, total
+from llmc.targets.cuda.products import LEFT, THREADS, WORKERS, Slices, matrix_dtype, multiply, parts_of, put, total
 from llmc.targets.cuda.target import WARP, CudaTarget
 from llmc.targets.cuda.weights import Weights
 
@@ -28,7 +28,6 @@ GROUP = WORKERS  # pairs that do: each worker then puts one together
 FOUND = 1024  # pairs among which a block looks for those of its expert
 SORTED, MOST_ROWS = 512, 64  # pairs that a block sorts by expert, and rows that it sums these up for
 _WARPS = THREADS // WARP
-_LEFT = {"packed": "float32", "bf16": "int32"}
 _WIDE = 1 << 31  # numbers of a matrix from which on places in it need 64 bits
 
 
@@ -39,7 +38,7 @@ class _Experts:
         self.format, self.columns, self.ids, self.weight = str(attrs["format"]), columns, ids, weight
         self.count, self.used = int(attrs["experts"]), int(ids.shape[1])
         self.tiles = int(attrs["width"]) // TILE  # of an expert
-        self.left = Slices(kind, x, columns)
+        self.left = Slices(kind, x, columns, columns)
         self.rows = ids.shape[0]
         self.wide = math.prod(map(int, weight.shape)) >= _WIDE
 
@@ -70,7 +69,7 @@ def experts_in(kind: str, target: CudaTarget, shapes: list[Any], attrs: dict[str
     """x (M, C) float32 or bfloat16 pairs, ids (M, U), packed weight (E F, C) -> (M, U F), F = attrs width."""
     columns = int(shapes[0][1]) * (2 if kind == "bf16" else 1)
     with IRBuilder() as builder, T.prim_func():
-        x, ids, weight, out = arguments([_LEFT[kind], "int32", _matrix(attrs), "float32"], shapes)
+        x, ids, weight, out = arguments([LEFT[kind], "int32", matrix_dtype(str(attrs["format"])), "float32"], shapes)
         experts = _Experts(kind, attrs, columns, x, ids, weight)
         with T.If(experts.rows < SORTED_ROWS):
             with T.Then():
@@ -78,10 +77,6 @@ def experts_in(kind: str, target: CudaTarget, shapes: list[Any], attrs: dict[str
             with T.Else():
                 _shared_in(experts, out)
     return builder.get()
-
-
-def _matrix(attrs: dict[str, Any]) -> str:
-    return "float32" if attrs["format"] == "f32" else "int32"
 
 
 def _each_in(experts: _Experts, out: Any) -> None:
@@ -174,7 +169,7 @@ def experts_out(kind: str, target: CudaTarget, shapes: list[Any], attrs: dict[st
     """x (M, U F), ids and weights (M, U), packed weight (E C, F) -> (M, C), C = attrs width."""
     columns = int(shapes[0][1]) * (2 if kind == "bf16" else 1) // int(shapes[1][1])
     with IRBuilder() as builder, T.prim_func():
-        dtypes = [_LEFT[kind], "int32", "float32", _matrix(attrs), "float32"]
+        dtypes = [LEFT[kind], "int32", "float32", matrix_dtype(str(attrs["format"])), "float32"]
         x, ids, shares, weight, out = arguments(dtypes, shapes)
         experts = _Experts(kind, attrs, columns, x, ids, weight)
         with T.If(experts.rows < SORTED_ROWS):
@@ -285,6 +280,6 @@ def _sort(experts: _Experts, first: Any, chunk: int) -> tuple[Any, Any]:
 
 KERNELS: dict[str, Any] = {
     f"{kind}_experts_{way}": partial(make, kind)
-    for kind in _LEFT
+    for kind in LEFT
     for way, make in (("in", experts_in), ("out", experts_out))
 }

@@ -15,6 +15,7 @@ from llmc.targets.cuda import (
     embedding,
     experts,
     experts_bias,
+    heads,
     linear,
     norms,
     rope,
@@ -56,6 +57,7 @@ KERNELS: dict[str, Kernel] = {
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
     **experts.KERNELS,
+    **heads.KERNELS,
 }
 
 # Relax's own operations that are lowered as ours are.

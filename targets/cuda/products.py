@@ -16,13 +16,23 @@ from llmc.targets.cuda.weights import Weights, u32
 
 THREADS = 128
 WORKERS = THREADS // TILE
+LEFT = {"packed": "float32", "bf16": "int32"}  # kinds of left sides -> the dtype of x
+
+
+def matrix_dtype(format: str) -> str:
+    """Of a packed matrix."""
+    return "float32" if format == "f32" else "int32"
 
 
 class Slices:
-    """The left side: slices of rows of x, float32 or bfloat16 pairs, whose widths are multiples of 4."""
+    """The left side: slices of rows of x, float32 or bfloat16 pairs, which begin at multiples of `step` columns.
 
-    def __init__(self, kind: str, x: Any, columns: int) -> None:
+    Widths of slices are multiples of 4.
+    """
+
+    def __init__(self, kind: str, x: Any, columns: int, step: int) -> None:
         self.pairs, self.x, self.columns = kind == "bf16", x, columns
+        self.aligned = step % 4 == 0 and int(x.shape[1]) % (2 if self.pairs else 4) == 0
         assert columns % 4 == 0
 
     def four(self, row: Any, start: Any, first: Any, whole: bool) -> list[Any]:
@@ -35,7 +45,11 @@ class Slices:
         at = T.floordiv(start + first, 2) if self.pairs else start + first
 
         def load() -> None:
-            T.buffer_store(held, self.x[row, T.ramp(at, 1, width)], [lanes])
+            if self.aligned:
+                T.buffer_store(held, self.x[row, T.ramp(at, 1, width)], [lanes])
+                return
+            for i in range(width):
+                T.buffer_store(held, self.x[row, at + i], [i])
 
         if whole:
             load()

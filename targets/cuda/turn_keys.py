@@ -43,6 +43,7 @@ def load_keys(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> t
 
             def write(i: Any) -> None:
                 token, d = T.floordiv(i, size), T.floormod(i, size)
+                assert rotated is not None
                 T.buffer_store(out, rotated[i], [place * PAGE + token, head * size + d])
 
             strided(-(-size // pages.unit) * PAGE, thread, THREADS, one)

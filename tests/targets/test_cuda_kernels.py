@@ -24,8 +24,10 @@ import cuda_threads
 from attention_cases import SIZES, attention, turning
 from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
+from latent_kernel_cases import LATENT_CASES, head_linear_case
 
 TARGET = CUDA_TARGETS["cuda:sm_80"]
+EVERY = CASES | EXPERT_CASES | LATENT_CASES
 ROWS = 5  # few: an interpreter runs every thread
 
 
@@ -68,9 +70,9 @@ def check(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES | EXPERT_CASES)))
+@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(EVERY)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
-    check(cut((CASES | EXPERT_CASES)[op](np.random.default_rng([seed, len(op)]))))
+    check(cut(EVERY[op](np.random.default_rng([seed, len(op)]))))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -83,6 +85,18 @@ def test_a_linear_layer_of_every_format(name: str) -> None:
         (alone,) = check(
             replace(case, arrays=[a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)])
         )
+        np.testing.assert_array_equal(alone[0], several[1])
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "q4", "c3h", "q4_k"])
+def test_matrices_of_heads(name: str) -> None:
+    """Of several rows, and of one alone: the same bits."""
+    for kind in ["packed", *(["bf16"] if name == "bf16" else [])]:
+        case = head_linear_case(np.random.default_rng(7), kind, name)
+        x, weight = case.arrays
+        x = np.repeat(x, 2, axis=0)[:3]
+        (several,) = check(replace(case, arrays=[x, weight]))
+        (alone,) = check(replace(case, arrays=[x[1:2].copy(), weight]))
         np.testing.assert_array_equal(alone[0], several[1])
 
 
