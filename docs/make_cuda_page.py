@@ -70,6 +70,7 @@ def cases() -> dict[str, Case]:
         "bounded_gated": (
             "bounded_gated", [[m, 2 * FFN], [m, FFN]], {"activation": "silu", "limit": 7.0, "plus": 1.0},
         ),
+        "xielu": ("xielu", [[m, FFN], [1], [1], [m, FFN]], {}),
         "add": ("add", [row, row, row], {}),
         "concat": ("concat", [row, row, [m, 2 * WIDTH]], {}),
         "take_rows": ("take_rows", [row, [n], [n, WIDTH]], {}),
@@ -85,7 +86,7 @@ def cases() -> dict[str, Case]:
         attrs = {"format": name, "width": WIDTH}
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)
         found[f"packed_embedding {name}"] = ("packed_embedding", [[m], packed(name), row], attrs)
-    found |= experts_cases()
+    found |= _experts() | _heads()
     for kind in KINDS:
         pool = [p, *page_shape(kind, KV_HEADS, SIZE)]
         attrs = {"scale": 0.1, "window": 0, "kv_dtype": kind, "soft_cap": 0.0, "bias": "none", "causal": 1}
@@ -101,7 +102,7 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def experts_cases() -> dict[str, Case]:
+def _experts() -> dict[str, Case]:
     """Those of experts, each as wide as the MLP of the model without."""
     m = tirx.Var("m", "int64")
     chosen, row = [m, USED], [m, WIDTH]
@@ -132,6 +133,21 @@ def experts_cases() -> dict[str, Case]:
             for way, operands, more in zip(("in", "out"), shapes, attrs, strict=True):
                 op = f"{kind}_experts_{way}"
                 found[f"{op} {name}" if kind == "packed" else op] = (op, operands, format | more)
+    return found
+
+
+def _heads() -> dict[str, Case]:
+    """Those of latent attention: of so many heads, a latent, turned numbers (https://arxiv.org/abs/2405.04434)."""
+    m, latent, turned = tirx.Var("m", "int64"), 512, 64
+    attrs = {"heads": HEADS, "columns": SIZE, "width": HEADS * latent}
+    out = [m, HEADS * latent]
+    rows = [out, [m, (HEADS + 1) * turned], [m, latent], [m, (HEADS + 2) * (latent + turned)]]
+    found: dict[str, Case] = {"latent_rows": ("latent_rows", rows, {"heads": HEADS})}
+    for name in ("f32", "bf16", "q8", "q4", "c3h"):
+        weight, x = packed(name, HEADS * latent, SIZE), [m, HEADS * (SIZE + turned)]
+        found[f"packed_head_linear {name}"] = ("packed_head_linear", [x, weight, out], attrs | {"format": name})
+    shapes = [[m, HEADS * (SIZE + turned) // 2], packed("bf16", HEADS * latent, SIZE), out]
+    found["bf16_head_linear"] = ("bf16_head_linear", shapes, attrs | {"format": "bf16"})
     return found
 
 

@@ -133,6 +133,19 @@ def bounded_gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) 
     return _halves(shapes, both)
 
 
+def xielu(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F), above, below (1,) -> x / 2 + above x^2, or x / 2 + (below + 1/2) (e^x - 1 - x) (M, F)."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, above, below, out = buffers
+        value = x[row, column]
+        bent = (below[0] + f32(0.5)) * (T.exp(T.min(value, f32(-1e-6))) - f32(1) - value)
+        curve = T.Select(value > f32(0), above[0] * value * value, bent)
+        T.buffer_store(out, value * f32(0.5) + curve, [row, column])
+
+    return column_kernel(["float32"] * 4, shapes, body)
+
+
 def add(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, C) + y (M, C), or y (C,) for all rows."""
     whole = len(shapes[1]) == 2

@@ -40,6 +40,7 @@ KERNELS: dict[str, Kernel] = {
     "activate": elementwise.activate,
     "gated": elementwise.gated,
     "bounded_gated": elementwise.bounded_gated,
+    "xielu": elementwise.xielu,
     "take_rows": elementwise.take_rows,
     "round_rows": elementwise.round_rows,
     "rope_table": rope.rope_table,

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "targets"), str(Path(__file__).parent)]
 import cuda_threads
 from graph_walk import Walk
+from latent_cases import LATENT
 
 TARGET = "cuda:sm_80"
 need_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: CUDA code cannot be compiled")
@@ -39,14 +40,19 @@ _EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
     "norm_topk_prob": True, "num_hidden_layers": 1,
 }  # fmt: skip
+_LATENT = {
+    **LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 0, "num_hidden_layers": 1,
+}  # fmt: skip
 # model_type -> its config, the format of weights, that of pages. The second norms heads of q and k, the third has
-# windows and other norms, the fourth layer norm, biases and an MLP without a gate, the last experts, of which one is
-# shared.
+# windows and other norms, the fourth layer norm, biases and an MLP without a gate, the fifth a latent and experts in
+# groups, the last experts of which one is shared.
 MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "llama": ({}, "q4", "f32"),
     "qwen3": ({}, "c3h", "f32"),
     "gemma3_text": (_WINDOWS, "bf16", "bf16"),
     "starcoder2": ({}, "f32", "q4"),
+    "deepseek_v3": (_LATENT, "f32", "f32"),
     "qwen2_moe": (_EXPERTS, "f32", "q8"),
 }
 # Of the greatest logit. Over bf16 pages CPUs round softmax weights too; a code is another one where a sum is.
