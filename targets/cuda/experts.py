@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import barrier, f32, fill, i32, launch, local, shared, strided
+from llmc.targets.cuda.launch import barrier, f32, fill, fma, i32, launch, local, shared, strided
 from llmc.targets.cuda.products import LEFT, THREADS, WORKERS, Slices, matrix_dtype, multiply, parts_of, put, total
 from llmc.targets.cuda.target import WARP, CudaTarget
 from llmc.targets.cuda.weights import Weights
@@ -197,7 +197,7 @@ def _each_out(experts: _Experts, shares: Any, out: Any) -> None:
         T.buffer_store(own, f32(0), [0])
         with T.If(thread < TILE), T.Then():
             with T.serial(0, experts.used) as place, T.If(experts.ids[row, place] >= 0), T.Then():
-                T.buffer_store(own, own[0] + shares[row, place] * total(parts, place, thread), [0])
+                T.buffer_store(own, fma(shares[row, place], total(parts, place, thread), own[0]), [0])
             T.buffer_store(out, own[0], [row, tile * TILE + thread])
 
 
@@ -235,7 +235,7 @@ def _shared_out(experts: _Experts, shares: Any, out: Any) -> None:
                         with T.If(step * GROUP + m < size[0]), T.Then():
                             own = _held(rows[m] - block * chunk)[0]
                             share = shares[rows[m], T.floordiv(starts[m], experts.columns)]
-                            T.buffer_store(result, result[own, column] + share * totals[m, column], [own, column])
+                            T.buffer_store(result, fma(share, totals[m, column], result[own, column]), [own, column])
         barrier()
 
         def write(i: Any) -> None:
