@@ -182,10 +182,13 @@ class _Lower(relax.PyExprMutator):
 def _workspaces(kernel: tirx.PrimFunc, call: _Matched) -> list[Any]:
     """Tensor types of what a kernel takes beside operands and outputs, in sizes of the call."""
     given, more = kernel.params[: len(call.types)], kernel.params[len(call.types) :]
-    pairs = [pair for param, kind in zip(given, call.types, strict=True) for pair in zip(param.shape, kind.shape)]
+    sizes: dict[Any, Any] = {}
+    for param, kind in zip(given, call.types, strict=True):
+        sizes |= dict(zip(param.shape, kind.shape, strict=True))
     known = sym.Analyzer()
-    for own, size in {own: size for own, size in pairs if isinstance(own, tirx.Var)}.items():
-        known.bind(own, size)
+    for own, size in sizes.items():
+        if isinstance(own, tirx.Var):
+            known.bind(own, size)
     return [relax.TensorType([known.simplify(size) for size in param.shape], str(param.dtype)) for param in more]
 
 

@@ -11,6 +11,7 @@ merges as it goes. Chunks, records and merges are the same, so a row's bits are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -21,7 +22,8 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.kv_pages import Pages, pages_of, zero
+from llmc.targets.cuda.kv_kind import Pages, Token
+from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.launch import (
     added,
     barrier,
@@ -37,6 +39,7 @@ from llmc.targets.cuda.launch import (
     warp_reduce,
 )  # fmt: skip
 from llmc.targets.cuda.records import LOWEST, Division, Record
+from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sight, held_int
 from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP, CudaTarget
@@ -64,7 +67,7 @@ def attention_by_distance(target: CudaTarget, shapes: list[Any], attrs: dict[str
 
 def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.PrimFunc:
     """`more` names what of Scoring the operands after page_ids are."""
-    pages, (heads, groups, size) = pages_of(str(attrs["kv_dtype"])), _sizes(attrs)
+    pages, (heads, groups, size) = KINDS[str(attrs["kv_dtype"])], _sizes(attrs)
     scale, bias = float(attrs["scale"]), str(attrs["bias"])
     slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
     with IRBuilder() as builder, T.prim_func():
@@ -81,7 +84,7 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.Pri
 
 def cross_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """q (M, H D), kv, seqs (M,), source_lengths (S,), source_indptr (S + 1,), source_ids (Q,) -> (M, H D)."""
-    pages = pages_of(str(attrs["kv_dtype"]))
+    pages = KINDS[str(attrs["kv_dtype"])]
     with IRBuilder() as builder, T.prim_func():
         dtypes = ["float32", pages.dtype, *["int32"] * 4, "float32"]
         q, kv, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
@@ -92,7 +95,7 @@ def cross_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]
 
 def store_kv(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """rows (M, 2G D), kv pages, seqs, slots (M,), page_indptr (S + 1,), page_ids (P,) -> (1,), a zero."""
-    pages, groups, size = pages_of(str(attrs["kv_dtype"])), int(attrs["kv_heads"]), int(attrs["head_dim"])
+    pages, groups, size = KINDS[str(attrs["kv_dtype"])], int(attrs["kv_heads"]), int(attrs["head_dim"])
     with IRBuilder() as builder, T.prim_func():
         given, kv, seqs, slots, indptr, ids, out = arguments(["float32", pages.dtype, *["int32"] * 5], shapes)
         write_rows(pages, given, kv, Places(seqs, indptr, ids, slots), (0, groups, size))
@@ -129,15 +132,10 @@ def write(
     """K and V of one kv head of a row into a page, by all threads of the block; sizes are H, G and D."""
     heads, groups, size = sizes
 
-    def one(d: Any) -> None:
-        for side, where in enumerate((pages.key, pages.value)):
-            number = rows[row, (heads + side * groups + group) * size + d]
-            T.buffer_store(kv, pages.store(number), [page, side, group, where(place, d, size)])
+    def side(number: int) -> Callable[[Any], Any]:
+        return lambda d: rows[row, (heads + number * groups + group) * size + d]
 
-    strided(size, thread, THREADS, one)
-    if size % 2 and pages.dtype == "uint16":  # elements lie in pairs
-        with T.If(thread == 0), T.Then():
-            T.buffer_store(kv, zero(pages), [page, 0, group, pages.key(place, size, size)])
+    pages.write(Token(kv, page, group, place, size), side(0), side(1), thread, THREADS)
 
 
 def shared_heads(heads: int, size: int) -> int:
@@ -182,6 +180,9 @@ class _Attention:
             self._part(part, share, thread, records)
         with self._launch(self.rows) as (row, share, thread):
             self._merge(row, share, thread, records)
+        if self.pages.rotated:
+            with self._launch(self.rows) as (row, share, thread):
+                self._turn_back(row, share, thread)
 
     def _launch(self, blocks: Any) -> Any:
         return launch({"blockIdx.x": blocks, "blockIdx.y": self.shares, "threadIdx.x": THREADS})
@@ -238,6 +239,14 @@ class _Attention:
         heads, sinks = self.division.heads, self.scoring.sinks
         total.clear(None if sinks is None else [sinks[share * heads + head] for head in range(heads)])
 
+    def _turn_back(self, row: Any, share: Any, thread: Any) -> None:
+        """What was made of rotated values, in place."""
+        count = self.division.heads * self.division.size
+        mixed = shared((count,))
+        strided(count, thread, THREADS, lambda i: T.buffer_store(mixed, self.out[row, share * count + i], [i]))
+        rotate(mixed, count, self.division.size, thread, THREADS)
+        strided(count, thread, THREADS, lambda i: T.buffer_store(self.out, mixed[i], [row, share * count + i]))
+
     def _finish(self, total: Record, row: Any, share: Any, thread: Any) -> None:
         total.finish(self.out, row, share * (self.division.heads * self.division.size), thread)
 
@@ -266,6 +275,12 @@ class _Row:
             ),
         )  # fmt: skip
 
+        if self.pages.rotated:
+            rotate(self.queries, self.heads * self.size, self.size, self.thread, THREADS)
+
+    def _token(self, slot: Any) -> Token:
+        return Token(self.kv, held_int(self.sight.page(slot)), self.group, T.floormod(slot, PAGE), self.size)
+
     def attend(self, chunk: Any, to: Record) -> None:
         """A chunk's record."""
         barrier()  # queries are there; the chunk before is done with
@@ -287,13 +302,14 @@ class _Row:
         self.seen = local((1,), "int32")
         T.buffer_store(self.seen, T.Select(self.sight.sees(slot), i32(1), i32(0)), [0])
         with T.If(self.seen[0] != 0), T.Then():
-            page = self.sight.page(slot)
-            with T.serial(0, self.size) as d:
-                at = self.pages.key(T.floormod(slot, PAGE), d, self.size)
-                key = held(self.pages.load(self.kv[page, 0, self.group, at]))
-                for head in range(self.heads):
-                    product = self.queries[head * self.size + d] * key
-                    T.buffer_store(self.scores, self.scores[head] + product, [head])
+            read, unit = self.pages.keys(self._token(slot)), self.pages.unit
+            with T.serial(0, -(-self.size // unit)) as step:
+                for e, number in enumerate(read(step)):
+                    key, d = held(number), step * unit + e
+                    for head in range(self.heads):
+                        query = self.queries[head * self.size + d]
+                        query = T.if_then_else(d < self.size, query, f32(0)) if self.size % unit else query
+                        T.buffer_store(self.scores, self.scores[head] + query * key, [head])
         most = local((self.heads,))
         for head in range(self.heads):
             slope = None if self.slopes is None else self.slopes[head]
@@ -327,11 +343,10 @@ class _Row:
             place = step * division.parts + part
             inside = tirx.all(part < division.parts, place < CHUNK, self.sight.sees(begin + place))
             with T.If(inside), T.Then():
-                page, token = self.sight.page(begin + place), T.floormod(begin + place, PAGE)
+                read = self.pages.values(self._token(begin + place))
                 for j in range(division.steps):
                     with T.If(own + j * division.wide < self.size), T.Then():
-                        at = self.pages.value(token, own + j * division.wide, self.size)
-                        value = held(self.pages.load(self.kv[page, 1, self.group, at]))
+                        value = held(read(own + j * division.wide))
                         for head in range(self.heads):
                             i = head * division.steps + j
                             T.buffer_store(to.sums, to.sums[i] + self.weights[head, place] * value, [i])

@@ -1,7 +1,7 @@
 """Memory that a kernel's launches leave each other: its own until it is lowered, then an operand after its outputs.
 
-So the memory manager of the step gives it out, as it does all other tensors, and keeps it: what a captured step has noted
-down stays. TVM's own workspaces are freed when a greater one is asked for.
+So the memory manager of the step gives it out, as it does all other tensors, and keeps it: what a captured step has
+noted down stays. TVM's own workspaces are freed when a greater one is asked for.
 """
 
 from __future__ import annotations

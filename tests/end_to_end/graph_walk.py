@@ -52,6 +52,8 @@ class Walk:
         name = str(expr.op.name)
         if name == "relax.add":
             return self._value(expr.args[0]) + self._value(expr.args[1])
+        if name == "relax.concat":
+            return np.concatenate(self._value(expr.args[0]), axis=int(expr.attrs.axis))
         assert name == "relax.call_tir", name
         out = expr.ty_args[0]
         kinds = list(out.fields) if isinstance(out, ir.TupleType) else [out]

@@ -22,6 +22,7 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.compile import planned_step
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.kv_pages import KINDS
 from llmc.frontends.source import open_model
 from llmc.runtime import ArtifactError
 from llmc.targets.cuda.lower import lower
@@ -32,24 +33,40 @@ sys.path[:0] = [str(ROOT / "targets"), str(Path(__file__).parent)]
 import cuda_threads
 from encoder_cases import ENCODERS
 from graph_walk import Walk
+from latent_cases import LATENT
 from tiny_translator import save_tokenizer, save_translator
 from translator_cases import TRANSLATORS, VOCAB
 
 TARGET = "cuda:sm_80"
 need_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: CUDA code cannot be compiled")
-_WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
-# What is so -> model_type, its config, the format of weights, that of pages.
-MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "plain": ("llama", {}, "q4", "f32"),
-    "one kv head": ("llama", {"num_key_value_heads": 1}, "f32", "bf16"),
-    "norms of heads of q and k": ("qwen3", {}, "c3h", "f32"),
-    "windows and other norms": ("gemma3_text", _WINDOWS, "bf16", "bf16"),
-    "layer norm, biases, an MLP without a gate": ("starcoder2", {}, "f32", "f32"),
-    "a bias by distance": ("bloom", {}, "f32", "f32"),
+_WINDOWS = {
+    "sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    "norm_topk_prob": True, "num_hidden_layers": 1,
+}  # fmt: skip
+_LATENT = {
+    **LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 0, "num_hidden_layers": 1,
+}  # fmt: skip
+# model_type -> its config, the format of weights, that of pages. The second norms heads of q and k, the third has
+# windows, other norms and one kv head, the fourth layer norm, biases and an MLP without a gate, the fifth a latent and
+# experts in groups, the sixth experts of which one is shared, the last a bias by distance.
+MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "llama": ({}, "q4", "f32"),
+    "qwen3": ({}, "c3h", "f32"),
+    "gemma3_text": (_WINDOWS, "bf16", "bf16"),
+    "starcoder2": ({}, "f32", "q4"),
+    "deepseek_v3": (_LATENT, "f32", "f32"),
+    "qwen2_moe": (_EXPERTS, "f32", "q8"),
+    "bloom": ({}, "f32", "f32"),
 }
 # Encoder-decoders of test_translators.py: by distance with biases that are learned, and by sines.
 SOURCES = ["T5", "M2M100, NLLB"]
-EXACT, ROUNDED = 3e-5, 2e-2  # of the greatest logit; over bf16 pages CPUs round softmax weights too
+# Of the greatest logit. Over bf16 pages CPUs round softmax weights too; a code is another one where a sum is.
+EXACT, ROUNDED = 3e-5, 2e-2
 PROMPT, ANSWER = [5, 77, 130, 9, 250], 2  # a step of five rows, then one of one
 
 
@@ -73,7 +90,7 @@ def check_ways(source: Path, artifact: Path, ask: Callable[[Any], Any]) -> None:
     with llmc.load(artifact, threads=1, cache_tokens=64) as model:
         wanted = ask(model)
         compiled = {"step": model.runner.step_function, "encode": model.runner.encode_function}
-        most = ROUNDED if manifest["kv"]["dtype"] == "bf16" else EXACT
+        most = EXACT if manifest["kv"]["dtype"] == "f32" else ROUNDED
         for way, module in {"meanings": step, "kernels": lower(step, target)}.items():
             kv = pages(manifest)
 
@@ -98,11 +115,11 @@ def answer(model: Any) -> Any:
     return model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
 
 
-@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize("model_type", MODELS)
 def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
-    case: str, tiny_model: Callable[..., Path], tmp_path: Path
+    model_type: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model_type, config, quant, kv_dtype = MODELS[case]
+    config, quant, kv_dtype = MODELS[model_type]
     source = tiny_model(model_type, **config)
     compile_model(source, tmp_path / "cpu.llmc", quant=quant, kv=kv_dtype, activations="f32")
     check_ways(source, tmp_path / "cpu.llmc", answer)
@@ -148,8 +165,9 @@ def save_encoder(folder: Path, case: str) -> None:
 def pages(manifest: dict[str, Any]) -> list[np.ndarray]:
     """A cache of four pages for every layer, full of what is no number."""
     kv = manifest["kv"]
-    dtype, value = (np.float32, np.nan) if kv["dtype"] == "f32" else (np.uint16, 0x7FC0)
-    return [np.full((5, *kv["page_shape"]), value, dtype) for _ in range(kv["layers"])]
+    kind = KINDS[kv["dtype"]]
+    value = {"f": np.nan, "u": 0x7FC0 if kind.dtype == np.uint16 else 0xFF}[kind.dtype.kind]
+    return [np.full((5, *kv["page_shape"]), value, kind.dtype) for _ in range(kv["layers"])]
 
 
 @need_nvcc
@@ -179,7 +197,6 @@ def test_what_cuda_cannot_do_yet_is_refused_at_once(tmp_path: Path, monkeypatch:
             compile_model(tmp_path / options.pop("source", "none"), tmp_path / "a.llmc", target=target, **options)
 
     refused("unknown target 'cuda:sm_70'; llmc knows: .*cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90", "cuda:sm_70")
-    refused("--kv q8: cuda-sm_80 has kernels for f32, bf16", kv="q8")
     refused("--activations i8: kernels of cuda-sm_80", activations="i8")
     refused("--devices: not for cuda-sm_80 so far", devices="0&1")
     refused("--tuned: not for cuda-sm_80 so far", tuned=tmp_path / "db.json")

@@ -52,7 +52,7 @@ def run(device: dict[str, str], *command: object, **more: str) -> subprocess.Com
 
 
 def test_models_on_a_device(device: dict[str, str], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Four structures: logits, tokens, and queries that give way in a small cache."""
+    """Every structure: logits, tokens, and queries that give way in a small cache."""
     for model_type, (config, quant, kv) in MODELS.items():
         compile_pair(tiny_model(model_type, **config), tmp_path, model_type, quant, kv)
     sizes = ["--prompts", 6, "--longest", 40, "--tokens", 6]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.attention import FEW
@@ -22,9 +21,12 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
 from attention_cases import ATTENTION_CASES, SIZES, attention, turning
+from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
+from latent_kernel_cases import LATENT_CASES, head_linear_case
 
 TARGET = CUDA_TARGETS["cuda:sm_80"]
+EVERY = CASES | EXPERT_CASES | LATENT_CASES
 ROWS = 5  # few: an interpreter runs every thread
 
 
@@ -67,9 +69,9 @@ def check(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES)))
+@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(EVERY)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
-    check(cut(CASES[op](np.random.default_rng([seed, len(op)]))))
+    check(cut(EVERY[op](np.random.default_rng([seed, len(op)]))))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -82,6 +84,18 @@ def test_a_linear_layer_of_every_format(name: str) -> None:
         (alone,) = check(
             replace(case, arrays=[a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)])
         )
+        np.testing.assert_array_equal(alone[0], several[1])
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "q4", "c3h", "q4_k"])
+def test_matrices_of_heads(name: str) -> None:
+    """Of several rows, and of one alone: the same bits."""
+    for kind in ["packed", *(["bf16"] if name == "bf16" else [])]:
+        case = head_linear_case(np.random.default_rng(7), kind, name)
+        x, weight = case.arrays
+        x = np.repeat(x, 2, axis=0)[:3]
+        (several,) = check(replace(case, arrays=[x, weight]))
+        (alone,) = check(replace(case, arrays=[x[1:2].copy(), weight]))
         np.testing.assert_array_equal(alone[0], several[1])
 
 
@@ -131,7 +145,7 @@ def test_heads_wider_than_a_block() -> None:
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)
-@pytest.mark.parametrize("op", ["load_keys", "store_keys"])
+@pytest.mark.parametrize("op", ["load_keys", "store_keys", "copy_pages"])
 def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
     for size in (7, 64):
         check(turning(np.random.default_rng(size), kind, op, size))
@@ -160,12 +174,6 @@ def test_heads_of_one_kv_head() -> None:
     for heads in (12, 11):
         sizes = {"heads": heads, "kv_heads": 1, "head_dim": 10, "bias": "alibi", "causal": 1}
         check(attention(np.random.default_rng(heads), "f32", lengths=[(9, 2)], **sizes))
-
-
-def test_pages_that_there_is_no_kernel_for_are_refused() -> None:
-    case = attention(np.random.default_rng(1), kind="q8")
-    with pytest.raises(LlmcError, match="KV pages 'q8'"):
-        kernel(case, [case.arrays[0]])
 
 
 def test_a_sum_of_rows_and_a_bias() -> None:
