@@ -30,6 +30,7 @@ LLMC_VECTOR(uint, unsigned, 4)
 LLMC_VECTOR(ushort, unsigned short, 2)
 LLMC_VECTOR(short, short, 2)
 LLMC_VECTOR(uchar, unsigned char, 1)
+LLMC_VECTOR(longlong, long long, 8)
 
 struct Place { unsigned x, y, z; };
 static Place threadIdx, blockIdx, blockDim, gridDim;
