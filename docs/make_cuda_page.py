@@ -7,6 +7,7 @@ tests/targets/test_cuda_resources.py holds a few of them to the limits, and sees
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterable
@@ -16,11 +17,11 @@ from typing import Any
 from tvm import tirx
 
 from llmc.compiler.formats import FORMATS
-from llmc.compiler.kv_pages import page_shape
+from llmc.compiler.kv_pages import KINDS, page_shape
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
-from llmc.targets.cuda.target import CUDA_KV, CUDA_TARGETS, STATIC_SHARED_BYTES, CudaTarget
+from llmc.targets.cuda.target import CUDA_TARGETS, STATIC_SHARED_BYTES, CudaTarget
 
 PAGE = Path(__file__).with_name("cuda_kernels.md")
 CHIPS = ("cuda:sm_80", "cuda:sm_90")
@@ -28,6 +29,7 @@ MOST_SPILLED = 24  # bytes of a thread, stores and loads, that a kernel may have
 
 # The shape of a model of 7 to 8 billion weights.
 WIDTH, FFN, HEADS, KV_HEADS, SIZE, VOCAB = 4096, 14336, 32, 8, 128, 32000
+EXPERTS, USED = 8, 2  # experts of a layer, and those that a token uses
 QKV = (HEADS + 2 * KV_HEADS) * SIZE
 
 HEAD = """# What CUDA kernels take
@@ -66,11 +68,21 @@ def cases() -> dict[str, Case]:
         "soft_cap": ("soft_cap", [row, row], {"cap": 2.0}),
         "activate": ("activate", [row, row], {"activation": "gelu"}),
         "gated": ("gated", [[m, 2 * FFN], [m, FFN]], {"activation": "silu"}),
+        "bounded_gated": (
+            "bounded_gated", [[m, 2 * FFN], [m, FFN]], {"activation": "silu", "limit": 7.0, "plus": 1.0},
+        ),
+        "xielu": ("xielu", [[m, FFN], [1], [1], [m, FFN]], {}),
         "add": ("add", [row, row, row], {}),
+        "concat": ("concat", [row, row, [m, 2 * WIDTH]], {}),
         "take_rows": ("take_rows", [row, [n], [n, WIDTH]], {}),
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
         "rope": ("rope", [[m, QKV], [m, SIZE], [m, QKV]], rotated),
+        "sinusoid": ("sinusoid", [[m], [WIDTH // 2], row], {"offset": 0}),
+        "grow_queries": (
+            "grow_queries", [[m, QKV], [m], [16], [m, QKV]], {"columns": HEADS * SIZE, "tokens": 8192},
+        ),
+        "argmax": ("argmax", [[m, VOCAB], [m]], {}),
         "top": ("top", [[m, VOCAB], [m, 64], [m, 64], [m]], {}),
         "bf16_linear": (
             "bf16_linear", [[m, WIDTH // 2], packed("bf16"), row], {"format": "bf16", "width": WIDTH},
@@ -80,7 +92,8 @@ def cases() -> dict[str, Case]:
         attrs = {"format": name, "width": WIDTH}
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)
         found[f"packed_embedding {name}"] = ("packed_embedding", [[m], packed(name), row], attrs)
-    for kind in CUDA_KV:
+    found |= _experts() | _heads()
+    for kind in KINDS:
         pool = [p, *page_shape(kind, KV_HEADS, SIZE)]
         attrs = {"scale": 0.1, "window": 0, "kv_dtype": kind, "soft_cap": 0.0, "bias": "none", "causal": 1}
         tables = [[m], [m], [s, 2], [n], [n]]
@@ -89,27 +102,97 @@ def cases() -> dict[str, Case]:
         sizes = {"kv_heads": KV_HEADS, "head_dim": SIZE, "kv_dtype": kind}
         keys = [s, KV_HEADS * SIZE]
         found[f"load_keys {kind}"] = ("load_keys", [pool, [n], keys], sizes)
+        found[f"copy_pages {kind}"] = ("copy_pages", [pool, [n], [n], [1]], {"kv_dtype": kind})
         found[f"store_keys {kind}"] = ("store_keys", [keys, pool, [n], [n], [1]], sizes)
+    found |= _other_attention(heads)
     assert {op for op, *_ in found.values()} == set(KERNELS | PLAIN)
     return found
 
 
-def packed(name: str) -> Shape:
-    """The shape of a matrix of the model's width in a format."""
-    return list(FORMATS[name].packed_shape(WIDTH, WIDTH))
+def _other_attention(heads: dict[str, Any]) -> dict[str, Case]:
+    """What attends otherwise, over bf16 pages: the others are read in the same places."""
+    m, n, p, s = (tirx.Var(name, "int64") for name in "mnps")
+    pool, rows, out = [p, *page_shape("bf16", KV_HEADS, SIZE)], [m, QKV], [m, HEADS * SIZE]
+    tables = [[m], [m], [s, 2], [n], [n]]
+    plain = heads | {"scale": 0.1, "kv_dtype": "bf16"}
+    attrs = plain | {"window": 0, "soft_cap": 0.0, "bias": "none", "causal": 1}
+    sizes = {"kv_heads": KV_HEADS, "head_dim": SIZE, "kv_dtype": "bf16"}
+    return {
+        "attention bf16, alibi, both ways": (
+            "attention", [rows, pool, *tables, out], attrs | {"bias": "alibi", "causal": 0},
+        ),
+        "attention_with_sinks bf16": ("attention_with_sinks", [rows, pool, *tables, [HEADS], out], attrs),
+        "attention_by_distance bf16": ("attention_by_distance", [rows, pool, *tables, [HEADS, 257], out], attrs),
+        "cross_attention bf16": ("cross_attention", [out, pool, [m], [s], [n], [n], out], plain),
+        "store_kv bf16": ("store_kv", [[m, 2 * KV_HEADS * SIZE], pool, [m], [m], [n], [n], [1]], sizes),
+    }  # fmt: skip
+
+
+def _experts() -> dict[str, Case]:
+    """Those of experts, each as wide as the MLP of the model without."""
+    m = tirx.Var("m", "int64")
+    chosen, row = [m, USED], [m, WIDTH]
+    routed = {"used": USED, "renormalize": 1, "scale": 1.0, "tolerance": 0.1, "groups": 2, "groups_used": 1}
+    gate, inside = [m, EXPERTS], [m, USED * FFN]
+    found: dict[str, Case] = {
+        f"route {routing}": ("route", [gate, [EXPERTS], chosen, chosen], routed | {"routing": routing})
+        for routing in ("softmax", "sparse_mixer")
+    }
+    own, out = {"experts": EXPERTS, "width": FFN}, {"experts": EXPERTS, "width": WIDTH}
+    found |= {
+        "gate_rows": ("gate_rows", [row, [m, 1], row], {}),
+        "experts_bias": ("experts_bias", [inside, chosen, [EXPERTS * FFN], inside], {"experts": EXPERTS}),
+        "experts_out_bias": (
+            "experts_out_bias", [row, chosen, chosen, [EXPERTS * WIDTH], row], {"experts": EXPERTS},
+        ),
+    }  # fmt: skip
+    for name in FORMATS:
+        both = packed(name, EXPERTS * FFN), packed(name, EXPERTS * WIDTH, FFN)
+        attrs, format = (own, out), {"format": name}
+        for kind, halves in (("packed", 1), ("bf16", 2)):
+            if kind == "bf16" and name != "bf16":
+                continue
+            shapes = (
+                [[m, WIDTH // halves], chosen, both[0], inside],
+                [[m, USED * FFN // halves], chosen, chosen, both[1], row],
+            )
+            for way, operands, more in zip(("in", "out"), shapes, attrs, strict=True):
+                op = f"{kind}_experts_{way}"
+                found[f"{op} {name}" if kind == "packed" else op] = (op, operands, format | more)
+    return found
+
+
+def _heads() -> dict[str, Case]:
+    """Those of latent attention: of so many heads, a latent, turned numbers (https://arxiv.org/abs/2405.04434)."""
+    m, latent, turned = tirx.Var("m", "int64"), 512, 64
+    attrs = {"heads": HEADS, "columns": SIZE, "width": HEADS * latent}
+    out = [m, HEADS * latent]
+    rows = [out, [m, (HEADS + 1) * turned], [m, latent], [m, (HEADS + 2) * (latent + turned)]]
+    found: dict[str, Case] = {"latent_rows": ("latent_rows", rows, {"heads": HEADS})}
+    for name in ("f32", "bf16", "q8", "q4", "c3h"):
+        weight, x = packed(name, HEADS * latent, SIZE), [m, HEADS * (SIZE + turned)]
+        found[f"packed_head_linear {name}"] = ("packed_head_linear", [x, weight, out], attrs | {"format": name})
+    shapes = [[m, HEADS * (SIZE + turned) // 2], packed("bf16", HEADS * latent, SIZE), out]
+    found["bf16_head_linear"] = ("bf16_head_linear", shapes, attrs | {"format": "bf16"})
+    return found
+
+
+def packed(name: str, rows: int = WIDTH, columns: int = WIDTH) -> Shape:
+    """The shape of a matrix in a format; as it is, one of the model's width."""
+    return list(FORMATS[name].packed_shape(rows, columns))
 
 
 def compiled(names: Iterable[str], target: CudaTarget) -> dict[str, list[Resources]]:
     """What each launch of these kernels takes."""
     every = cases()
-    functions, symbols = {}, {name: name.replace(" ", "_") for name in names}
+    functions, symbols = {}, {name: re.sub(r"\W+", "_", name) for name in names}
     for name, symbol in symbols.items():
         op, shapes, attrs = every[name]
         functions[symbol] = make_kernel(op, target, shapes, attrs)
     _, found = compile_kernels(functions, target)
     taken = {}
     for name, symbol in symbols.items():
-        launches = [f"{symbol}_kernel", *(f"{symbol}_kernel_{number}" for number in range(1, 4))]
+        launches = [f"{symbol}_kernel", *(f"{symbol}_kernel_{number}" for number in range(1, 8))]
         taken[name] = [found[launch] for launch in launches if launch in found]
     return taken
 

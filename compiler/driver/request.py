@@ -17,7 +17,7 @@ from llmc.compiler.placement import Placement, parse_placement
 from llmc.compiler.spec import ModelSpec, from_toml
 from llmc.compiler.text_file import read_text
 from llmc.targets.cuda.nvcc import find_nvcc
-from llmc.targets.cuda.target import CUDA_KV, CudaTarget
+from llmc.targets.cuda.target import CudaTarget
 
 GRAPHS = (".onnx", ".pt2")  # files whose source is a graph
 KV_DTYPES = ("auto", *KINDS)
@@ -103,8 +103,6 @@ def check_choices(request: Request) -> tuple[targets.AnyTarget, ...]:
 
 def _check_cuda(request: Request, target: CudaTarget, alone: bool) -> None:
     """What CUDA targets cannot do yet, and what they need; `alone`: there are none for CPUs beside it."""
-    if request.kv != "auto" and request.kv not in CUDA_KV:
-        raise LlmcError(f"--kv {request.kv}: {target.name} has kernels for {', '.join(CUDA_KV)} so far")
     if request.activations == "i8" and alone:
         raise LlmcError(f"--activations i8: kernels of {target.name} multiply floats; leave it out")
     wrong = {

@@ -69,6 +69,11 @@ def column_kernel(
     return builder.get()
 
 
+def _bounded(x: Any, low: Any, high: Any) -> Any:
+    """x within low..high; NaN stays."""
+    return T.Select(x > high, high, T.Select(x < low, low, x))
+
+
 def _map(shapes: list[Any], function: Number) -> tirx.PrimFunc:
     """x (M, C) -> function(x) (M, C)."""
 
@@ -87,7 +92,7 @@ def scale(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
 def clip(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, C) -> x within -bound..bound (M, C)."""
     low, high = f32(-attrs["bound"]), f32(attrs["bound"])
-    return _map(shapes, lambda x: T.Select(x > high, high, T.Select(x < low, low, x)))
+    return _map(shapes, lambda x: _bounded(x, low, high))
 
 
 def soft_cap(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -100,15 +105,45 @@ def activate(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> ti
     return _map(shapes, ACTIVATIONS[attrs["activation"]])
 
 
-def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
-    width, activation = int(shapes[1][1]), ACTIVATIONS[attrs["activation"]]
+def _halves(shapes: list[Any], function: Callable[[Any, Any], Any]) -> tirx.PrimFunc:
+    """x (M, 2F) -> function(first half, second half) (M, F)."""
+    width = int(shapes[1][1])
 
     def body(buffers: list[Any], row: Any, column: Any) -> None:
         x, out = buffers
-        T.buffer_store(out, activation(x[row, column]) * x[row, width + column], [row, column])
+        T.buffer_store(out, function(x[row, column], x[row, width + column]), [row, column])
 
     return column_kernel(["float32"] * 2, shapes, body)
+
+
+def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
+    activation = ACTIVATIONS[attrs["activation"]]
+    return _halves(shapes, lambda gate, up: activation(gate) * up)
+
+
+def bounded_gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it."""
+    activation, plus = ACTIVATIONS[attrs["activation"]], f32(attrs["plus"])
+    low, high = f32(-attrs["limit"]), f32(attrs["limit"])
+
+    def both(gate: Any, up: Any) -> Any:
+        return activation(T.Select(gate > high, high, gate)) * (_bounded(up, low, high) + plus)
+
+    return _halves(shapes, both)
+
+
+def xielu(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, F), above, below (1,) -> x / 2 + above x^2, or x / 2 + (below + 1/2) (e^x - 1 - x) (M, F)."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, above, below, out = buffers
+        value = x[row, column]
+        bent = (below[0] + f32(0.5)) * (T.exp(T.min(value, f32(-1e-6))) - f32(1) - value)
+        curve = T.Select(value > f32(0), above[0] * value * value, bent)
+        T.buffer_store(out, value * f32(0.5) + curve, [row, column])
+
+    return column_kernel(["float32"] * 4, shapes, body)
 
 
 def add(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -121,6 +156,21 @@ def add(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Pr
         T.buffer_store(out, x[row, column] + other, [row, column])
 
     return column_kernel(["float32"] * 3, shapes, body)
+
+
+def concat(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """(M, A), (M, B), ... -> (M, A + B + ...): columns side by side."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        *parts, out = buffers
+        first = 0
+        for part, shape in zip(parts, shapes, strict=False):
+            after = first + int(shape[1])
+            with T.If(tirx.all(column >= first, column < after)), T.Then():
+                T.buffer_store(out, part[row, column - first], [row, column])
+            first = after
+
+    return column_kernel(["float32"] * len(shapes), shapes, body)
 
 
 def take_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

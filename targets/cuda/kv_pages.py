@@ -9,51 +9,78 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.launch import bf16_bits, from_bf16
+from llmc.targets.cuda.kv_codes import Q4Pages, Q8Pages
+from llmc.targets.cuda.kv_kind import Number, Pages, Token
+from llmc.targets.cuda.launch import bf16_bits, from_bf16, strided
 
 Place = Callable[[Any, Any, int], Any]  # token of the page, element, head size -> where it is, of one kv head
-
-
-@dataclass(frozen=True)
-class Pages:
-    """A kind of pages; numbers go through `load` and `store` on their way, `query` is what they are multiplied with."""
-
-    dtype: str
-    key: Place
-    value: Place
-    load: Callable[[Any], Any]
-    store: Callable[[Any], Any]
-    query: Callable[[Any], Any]
 
 
 def _same(x: Any) -> Any:
     return x
 
 
-KINDS = {
-    "f32": Pages(
-        "float32", lambda token, d, size: d * PAGE + token, lambda token, d, size: token * size + d, _same, _same, _same
-    ),
-    "bf16": Pages(
+@dataclass(frozen=True)
+class PlainPages(Pages):
+    """Pages of numbers, which go through `load` and `store` on their way."""
+
+    dtype: str
+    key: Place
+    value: Place
+    load: Callable[[Any], Any] = _same
+    store: Callable[[Any], Any] = _same
+
+    def query(self, x: Any) -> Any:
+        return self.load(self.store(x))
+
+    def keys(self, at: Token) -> Callable[[Any], list[Any]]:
+        return lambda d: [self.load(at.kv[at.page, 0, at.head, self.key(at.place, d, at.size)])]
+
+    def values(self, at: Token) -> Callable[[Any], Any]:
+        return lambda d: self.load(at.kv[at.page, 1, at.head, self.value(at.place, d, at.size)])
+
+    def write(self, at: Token, key: Number, value: Number, thread: Any, threads: int) -> None:
+        def one(d: Any) -> None:
+            for side, where, number in ((0, self.key, key), (1, self.value, value)):
+                T.buffer_store(at.kv, self.store(number(d)), [at.page, side, at.head, where(at.place, d, at.size)])
+
+        strided(at.size, thread, threads, one)
+        if self._fills(at):
+            with T.If(thread == 0), T.Then():
+                self._fill(at)
+
+    def write_keys(self, at: Token, number: Callable[[Any, Any], Any], thread: Any, threads: int) -> None:
+        def one(i: Any) -> None:
+            d, token = T.floordiv(i, PAGE), T.floormod(i, PAGE)
+            T.buffer_store(at.kv, self.store(number(token, d)), [at.page, 0, at.head, self.key(token, d, at.size)])
+
+        strided(at.size * PAGE, thread, threads, one)
+        if self._fills(at):
+            with T.If(thread < PAGE), T.Then():
+                self._fill(at.of(thread))
+
+    def beyond_keys(self, size: int) -> tuple[int, int]:
+        return 1, 0
+
+    @staticmethod
+    def _fills(at: Token) -> bool:
+        """Whether K has room for one element more: those of an odd size lie in pairs."""
+        return int(at.kv.shape[3]) > at.size * PAGE
+
+    def _fill(self, at: Token) -> None:
+        T.buffer_store(at.kv, tirx.const(0, self.dtype), [at.page, 0, at.head, self.key(at.place, at.size, at.size)])
+
+
+KINDS: dict[str, Pages] = {
+    "f32": PlainPages("float32", lambda token, d, size: d * PAGE + token, lambda token, d, size: token * size + d),
+    "bf16": PlainPages(
         "uint16",
         lambda token, d, size: (T.floordiv(d, 2) * PAGE + token) * 2 + T.floormod(d, 2),
         lambda token, d, size: (T.floordiv(token, 2) * size + d) * 2 + T.floormod(token, 2),
         from_bf16,
         bf16_bits,
-        lambda x: from_bf16(bf16_bits(x)),
     ),
+    "q8": Q8Pages(),
+    "q4": Q4Pages(),
 }
-
-
-def pages_of(kind: str) -> Pages:
-    """The pages of this kind. Raises LlmcError where CUDA kernels have none."""
-    if kind not in KINDS:
-        raise LlmcError(f"KV pages {kind!r}: no CUDA kernel yet; give --kv one of: {', '.join(KINDS)}")
-    return KINDS[kind]
-
-
-def zero(pages: Pages) -> Any:
-    """Of the pages' dtype: what fills up K where heads are of an odd size."""
-    return tirx.const(0, pages.dtype)

@@ -83,6 +83,18 @@ def fill(buffer: Any, value: Any) -> None:
         T.buffer_store(buffer, value, [i])
 
 
+def held(value: Any) -> Any:
+    """A float32 computed once, to be read several times."""
+    one = local((1,))
+    T.buffer_store(one, value, [0])
+    return one[0]
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, rounded once, whatever a compiler makes of what stands beside it."""
+    return T.call_pure_extern("float32", "__fmaf_rn", a, b, c)
+
+
 def warp_reduce(buffer: Any, at: int, combine: Callable[[Any, Any], Any]) -> None:
     """A register of all lanes of the warp combined, in every lane, neighbours last."""
     distance = WARP // 2
@@ -130,6 +142,6 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "from_bf16", "greater", "i32", "launch", "local",
-    "row_kernel", "shared", "strided", "warp_reduce", "width_threads",
+    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "fma", "from_bf16", "greater", "held", "i32",
+    "launch", "local", "row_kernel", "shared", "strided", "warp_reduce", "width_threads",
 ]  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Any
 
 from llmc.targets.knobs import Knobs
 
-CUDA_KV = ("f32", "bf16")  # kinds of KV pages that kernels read so far (targets/cuda/kv_pages.py)
 WARP = 32  # threads that run together, on every chip there is
 STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a block may have without asking the driver for more
 

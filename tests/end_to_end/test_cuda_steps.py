@@ -13,14 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import llmc
 from llmc.compiler.driver import compile_model
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "gpu"), str(Path(__file__).parent)]
 import emulated
-from test_cuda import MODELS
+from test_cuda import MODELS, save_encoder
+from tiny_translator import save_translator
+from translator_cases import TRANSLATORS
 
 pytestmark = pytest.mark.skipif(not emulated.available(), reason="no g++ here, or not an x86-64 processor")
 TARGET = "cuda:sm_80"
@@ -45,19 +49,47 @@ def run(device: dict[str, str], *command: object, **more: str) -> subprocess.Com
 
 
 def test_models_on_a_device(device: dict[str, str], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Several structures: logits, tokens, and queries that give way in a small cache."""
-    both = {"target": f"{TARGET},cpu", "activations": "f32"}
+    """Every structure, one artifact for both: logits, tokens, and queries that give way in a small cache."""
     (tmp_path / "models").mkdir()
-    for name, (model_type, config, quant, kv) in MODELS.items():
-        path = tmp_path / "models" / f"{name}.llmc"
+    for model_type, (config, quant, kv) in MODELS.items():
+        path, options = tmp_path / "models" / f"{model_type}.llmc", {"quant": quant, "kv": kv, "activations": "f32"}
         with emulated.compiling():
-            compile_model(tiny_model(model_type, **config), path, quant=quant, kv=kv, **both)
+            compile_model(tiny_model(model_type, **config), path, target=f"{TARGET},cpu", **options)
     sizes = ["--prompts", 6, "--longest", 40, "--tokens", 6]
     done = run(device, ROOT / "gpu" / "check_models.py", tmp_path, "--json", tmp_path / "rows.json", *sizes)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["model"] for row in rows] == sorted(MODELS)
     assert all(min(row["preempted"]) > 0 for row in rows), rows
+
+
+def test_encoders_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
+    """Translations are the CPU's, twice each: of steps as they are, and of captured ones. So are vectors of texts."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    model_type, config = TRANSLATORS["T5"]
+    save_translator(folder, model_type, config, seed=3)
+    compile_pair(folder, tmp_path, "translator", "f32", "f32")
+    save_encoder(tmp_path / "encoder", "ModernBERT")
+    compile_pair(tmp_path / "encoder", tmp_path, "encoder", "f32", "f32")
+    sources = [list(range(5, 5 + count)) for count in (20, 3, 20)]
+    with llmc.load(tmp_path / "translator.cpu.llmc") as model:
+        wanted = [list(model.generate(source, max_tokens=5, ignore_eos=True).ids) for source in sources]
+    found = steps(device, tmp_path / "translator.cuda.llmc", f"""
+    import json
+    ids = [list(model.generate(source, max_tokens=5, ignore_eos=True).ids) for source in {sources}]
+    print(json.dumps({{"ids": ids, "graphs": count(b"graphs")}}))
+""")  # fmt: skip
+    assert found["ids"] == wanted
+    assert found["graphs"] > 0
+    texts = ["a text", "one more, a little longer than that"]
+    with llmc.load(tmp_path / "encoder.cpu.llmc") as model:
+        vectors = model.embed(texts)
+    found = steps(device, tmp_path / "encoder.cuda.llmc", f"""
+    import json
+    print(json.dumps({{"vectors": model.embed({texts}).tolist()}}))
+""")  # fmt: skip
+    np.testing.assert_allclose(found["vectors"], vectors, rtol=0, atol=float(np.abs(vectors).max()) * 3e-5)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,11 @@ from llmc.runtime import ArtifactError, load
 from llmc.runtime.model import Model
 
 PROMPTS, NEW_TOKENS = 20, 16
-LIMITS = {"f32": 2e-4, "bf16": 2e-2}  # by the kind of KV pages: greatest difference of logits, of the greatest logit
+LIMITS = {
+    "f32": 2e-4,
+    "bf16": 2e-2,
+    "q8": 2e-2,
+}  # by the kind of KV pages: greatest difference of logits, of the greatest logit
 Row = dict[str, Any]
 
 

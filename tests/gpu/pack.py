@@ -98,13 +98,10 @@ def tiny_models(folder: Path) -> dict[str, tuple[Path, str, str]]:
     from conftest import save_tiny
     from test_cuda import MODELS
 
-    found = {}
-    for name, (model_type, config, quant, kv) in MODELS.items():
-        path = folder / name.replace(",", "").replace(" ", "-")
-        path.mkdir()
-        save_tiny(path, model_type, config)
-        found[path.name] = path, quant, kv
-    return found
+    for name, (config, _, _) in MODELS.items():
+        (folder / name).mkdir()
+        save_tiny(folder / name, name, config)
+    return {name: (folder / name, quant, kv) for name, (_, quant, kv) in MODELS.items()}
 
 
 def write_models(folder: Path, target: str, sources: dict[str, tuple[Path, str, str]]) -> None:

@@ -4,7 +4,7 @@ The PrimFunc is the very one that nvcc gets. Every expression is an array over t
 loops are masks. What is checked on the way, each a `Fault`:
 
 - a read or write outside a buffer, of a thread that is not masked off
-- a read of shared memory or of a register array that nobody has written
+- a read of shared memory, of a register array or of a workspace that nobody has written
 - a barrier that only some threads of a block reach
 - a race: between two barriers a thread touches an element of shared memory that another one of the block writes; or,
   in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
@@ -31,11 +31,14 @@ class Fault(AssertionError):
 
 
 class _Memory:
-    """A buffer of a launch, in one or more copies, and who touched each element since the last barrier."""
+    """A buffer of a launch, in one or more copies, and who touched each element since the last barrier.
 
-    def __init__(self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: bool) -> None:
+    `written`: which elements somebody has written, in this launch or before; None if all are.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: Array | None) -> None:
         self.name, self.shape, self.data, self.scope = name, shape, data, scope  # data: (spaces, elements)
-        self.written = None if written else np.zeros(data.shape, bool)
+        self.written = written
         if scope != "local":
             self.reader, self.writer = (np.full(data.shape, NOBODY, np.int64) for _ in range(2))
 
@@ -73,7 +76,7 @@ class _Memory:
 def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
     """Run a kernel on arrays, operands and then outputs, all C-contiguous; outputs are written in place."""
     sizes: dict[Any, int] = {}
-    buffers: dict[Any, tuple[tuple[int, ...], Array]] = {}
+    buffers: dict[Any, tuple[tuple[int, ...], Array, Array | None]] = {}
     for param, array in zip(function.params, arrays, strict=True):
         assert array.flags.c_contiguous
         assert array.dtype == np.dtype(str(param.dtype)), (param.dtype, array.dtype)
@@ -82,7 +85,7 @@ def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
                 assert int(size) == got, (param.shape, array.shape)
             else:
                 assert sizes.setdefault(size, got) == got
-        buffers[param] = (array.shape, array.reshape(1, -1))
+        buffers[param] = (array.shape, array.reshape(1, -1), None)
     with np.errstate(all="ignore"):
         _host(function.body, buffers, sizes)
 
@@ -97,6 +100,10 @@ def _host(stmt: Any, buffers: dict[Any, Any], sizes: dict[Any, int]) -> None:
         chosen = stmt.then_case if _size(stmt.condition, sizes) else stmt.else_case
         if chosen is not None:
             _host(chosen, buffers, sizes)
+    elif kind == "AllocBuffer":
+        shape = tuple(_size(size, sizes) for size in stmt.buffer.shape)
+        data = np.full((1, math.prod(shape)), np.nan, str(stmt.buffer.dtype))
+        buffers[stmt.buffer] = (shape, data, np.zeros(data.shape, bool))
     elif kind == "AttrStmt" and stmt.attr_key == "thread_extent":
         _Launch(stmt, buffers, sizes)
     else:
@@ -131,7 +138,8 @@ class _Launch:
         for tag, place in zip(order, places, strict=True):
             self.values[extents[tag][0]] = place.astype(str(extents[tag][0].ty.dtype))
         self.memory = {
-            buffer: _Memory(str(buffer.name), shape, data, "global", True) for buffer, (shape, data) in buffers.items()
+            buffer: _Memory(str(buffer.name), shape, data, "global", written)
+            for buffer, (shape, data, written) in buffers.items()
         }
         self.run(stmt, np.ones(self.count, bool))
 
@@ -153,7 +161,7 @@ class _Launch:
         data = np.zeros((spaces, math.prod(shape)), str(buffer.dtype))
         if data.dtype.kind == "f":
             data[...] = np.nan
-        self.memory[buffer] = _Memory(str(buffer.name), shape, data, scope, False)
+        self.memory[buffer] = _Memory(str(buffer.name), shape, data, scope, np.zeros(data.shape, bool))
 
     def _run_Bind(self, stmt: Any, mask: Array) -> None:
         self.values[stmt.var] = self.value(stmt.value, mask)
@@ -268,7 +276,10 @@ class _Launch:
             return np.where(_aligned(chosen, a)[0], a, b)
         if name == "tvm_warp_shuffle_xor":
             return self._shuffle_xor(expr, mask)
-        values = [self.value(arg, mask) for arg in expr.args]
+        if name == "call_pure_extern":
+            name, values = expr.args[0].value, [self.value(arg, mask) for arg in expr.args[1:]]
+        else:
+            values = [self.value(arg, mask) for arg in expr.args]
         if name == "reinterpret":
             return np.ascontiguousarray(values[0]).view(_scalar(expr.ty.dtype))
         if len(values) == 2:
@@ -310,6 +321,11 @@ def _erf(x: Array) -> Array:
     return np.array([math.erf(float(value)) for value in x.ravel()], np.float32).reshape(x.shape)
 
 
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """Rounded twice where the first sum in float64 is not exact: hardly ever another float32."""
+    return np.asarray(a.astype(np.float64) * b + c).astype(np.float32)
+
+
 _BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divided, "Mod": np.fmod,
     "FloorDiv": np.floor_divide, "FloorMod": np.mod, "Min": np.fmin, "Max": np.fmax,
@@ -319,5 +335,5 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
 }  # fmt: skip
 _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
-    "nearbyint": np.rint, "fabs": np.abs,
+    "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma,
 }  # fmt: skip

@@ -11,19 +11,22 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.ops import OPS
+from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
-from attention_cases import SIZES, attention, turning
+from attention_cases import ATTENTION_CASES, SIZES, attention, turning
+from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
+from latent_kernel_cases import LATENT_CASES, head_linear_case
 
 TARGET = CUDA_TARGETS["cuda:sm_80"]
+EVERY = CASES | EXPERT_CASES | LATENT_CASES
 ROWS = 5  # few: an interpreter runs every thread
 
 
@@ -66,9 +69,9 @@ def check(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(CASES)))
+@pytest.mark.parametrize("op", sorted(set(KERNELS) & set(EVERY)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
-    check(cut(CASES[op](np.random.default_rng([seed, len(op)]))))
+    check(cut(EVERY[op](np.random.default_rng([seed, len(op)]))))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -81,6 +84,18 @@ def test_a_linear_layer_of_every_format(name: str) -> None:
         (alone,) = check(
             replace(case, arrays=[a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)])
         )
+        np.testing.assert_array_equal(alone[0], several[1])
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "q4", "c3h", "q4_k"])
+def test_matrices_of_heads(name: str) -> None:
+    """Of several rows, and of one alone: the same bits."""
+    for kind in ["packed", *(["bf16"] if name == "bf16" else [])]:
+        case = head_linear_case(np.random.default_rng(7), kind, name)
+        x, weight = case.arrays
+        x = np.repeat(x, 2, axis=0)[:3]
+        (several,) = check(replace(case, arrays=[x, weight]))
+        (alone,) = check(replace(case, arrays=[x[1:2].copy(), weight]))
         np.testing.assert_array_equal(alone[0], several[1])
 
 
@@ -111,30 +126,54 @@ def test_attention_goes_over_chunks(kind: str) -> None:
     np.testing.assert_array_equal(alone[0], whole[3])
 
 
+@pytest.mark.parametrize("hole", [(40, 230), (0, 128)])  # the second covers a chunk
+def test_attention_of_many_rows_and_of_few(hole: tuple[int, int]) -> None:
+    """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides."""
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": 20, "bias": "none", "causal": 1, "window": 0}
+    case = attention(np.random.default_rng(hole), "f32", lengths=[(250, FEW + 1), (130, FEW)], **sizes)
+    case.arrays[4][0] = hole
+    rows = check(case)[0]
+    qkv, kv, seqs, slots, *tables = case.arrays  # what the rows have written is in pages now
+    for picked in ([0], [4, FEW + 4]):
+        alone = check(replace(case, arrays=[qkv[picked], kv, seqs[picked], slots[picked], *tables]))[0]
+        np.testing.assert_array_equal(alone, rows[picked], err_msg=str(picked))
+
+
 def test_heads_wider_than_a_block() -> None:
     rng = np.random.default_rng(3)
     check(attention(rng, "f32", heads=2, kv_heads=1, head_dim=160, bias="none", causal=1, lengths=[(20, 2)]))
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)
-@pytest.mark.parametrize("op", ["load_keys", "store_keys"])
+@pytest.mark.parametrize("op", ["load_keys", "store_keys", "copy_pages"])
 def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
     for size in (7, 64):
         check(turning(np.random.default_rng(size), kind, op, size))
 
 
-@pytest.mark.parametrize(
-    ("attrs", "what"),
-    [
-        ({"bias": "alibi"}, "bias by distance"),
-        ({"causal": 0}, "rows that see later ones"),
-        ({"kv_dtype": "q8"}, "KV pages 'q8'"),
-    ],
-)
-def test_what_there_is_no_kernel_for_is_refused(attrs: dict[str, Any], what: str) -> None:
-    case = attention(np.random.default_rng(1), **{"kind": "f32", "bias": "none", "causal": 1} | attrs)
-    with pytest.raises(LlmcError, match=what):
-        kernel(case, [case.arrays[0]])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", ["attention", "attention_with_sinks", "attention_by_distance"])
+def test_attention_with_biases(op: str, seed: int) -> None:
+    """By distance, in one direction and in both; sinks; windows, holes and caps with them."""
+    rng = np.random.default_rng([seed, len(op)])
+    lengths = [(int(rng.integers(0, 40)), int(rng.integers(1, 13))) for _ in range(2)]
+    sizes = {"heads": 6, "kv_heads": int(rng.choice([1, 2, 3])), "head_dim": int(rng.choice([7, 16]))}
+    more = {"bias": ["none", "alibi", "scaled_alibi@6/16"][seed], "causal": seed % 2}
+    check(attention(rng, str(rng.choice(list(KV_KINDS))), op, lengths, **sizes, **more))
+
+
+@pytest.mark.parametrize("op", ["cross_attention", "store_kv"])
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_sources_and_what_is_kept_of_them(kind: str, op: str) -> None:
+    for seed in range(2):
+        check(ATTENTION_CASES[op](np.random.default_rng([seed, len(op)]), kind))
+
+
+def test_heads_of_one_kv_head() -> None:
+    """More than a block takes go to several; a number of them that nothing divides, each to its own."""
+    for heads in (12, 11):
+        sizes = {"heads": heads, "kv_heads": 1, "head_dim": 10, "bias": "alibi", "causal": 1}
+        check(attention(np.random.default_rng(heads), "f32", lengths=[(9, 2)], **sizes))
 
 
 def test_a_sum_of_rows_and_a_bias() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.launch import barrier, f32, local, row_kernel, shared, warp_reduce
+from llmc.targets.arguments import arguments
+from llmc.targets.cuda.launch import barrier, f32, launch, local, row_kernel, shared, warp_reduce
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
@@ -89,6 +91,27 @@ def test_a_fault_is_found(name: str) -> None:
     body, what = FAULTS[name]
     with pytest.raises(cuda_threads.Fault, match=what):
         run(body)
+
+
+def test_what_one_launch_leaves_to_the_next() -> None:
+    """Of a workspace, too, only what was written is read."""
+
+    def doubled(read: int) -> np.ndarray:
+        with IRBuilder() as builder, T.prim_func():
+            x, out = arguments(["float32"] * 2, [[THREADS], [THREADS]])
+            kept = T.alloc_buffer((2, THREADS), "float32")
+            with launch({"threadIdx.x": THREADS}) as (thread,):
+                T.buffer_store(kept, x[thread] * f32(2), [0, thread])
+            with launch({"threadIdx.x": THREADS}) as (thread,):
+                T.buffer_store(out, kept[read, neighbour(thread)], [thread])
+        numbers = np.arange(THREADS, dtype=np.float32)
+        result = np.full_like(numbers, 77)
+        cuda_threads.run(builder.get(), [numbers, result])
+        return result
+
+    np.testing.assert_array_equal(doubled(0), 2 * np.roll(np.arange(THREADS, dtype=np.float32), -1))
+    with pytest.raises(cuda_threads.Fault, match="read before it is written"):
+        doubled(1)
 
 
 def test_threads_exchange_numbers() -> None:

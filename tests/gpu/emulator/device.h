@@ -30,12 +30,14 @@ LLMC_VECTOR(uint, unsigned, 4)
 LLMC_VECTOR(ushort, unsigned short, 2)
 LLMC_VECTOR(short, short, 2)
 LLMC_VECTOR(uchar, unsigned char, 1)
+LLMC_VECTOR(longlong, long long, 8)
 
 struct Place { unsigned x, y, z; };
 static Place threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
+[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 [[maybe_unused]] static float __fdividef(float a, float b) { return a / b; }
 
 namespace emulated {

@@ -1,0 +1,142 @@
+"""What the rows of a step see of their sequences, in CUDA kernels: which slots, how far away, in which pages.
+
+A block finds it by itself: `seqs` tells of which sequence a row is, and a block's threads look through it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kv_pages import PAGE
+from llmc.targets.cuda.launch import added, block_reduce, greater, i32, local
+
+CHUNK = 128  # slots whose scores are made at once; chunks begin at multiples of it, whoever looks at them
+_NONE = 1 << 30  # a row that is not there
+
+
+@dataclass(frozen=True)
+class Places:
+    """Tables of a step: rows (M,) of sequences `seqs`, whose pages are ids[indptr[s]:indptr[s + 1]].
+
+    Row i stands at slots[i] and sees slots up to it, where not `causal` up to the last one of its sequence's rows; with
+    `lengths` (S,) instead of slots, all so many of its sequence's source. With a window (not 0), those less than so
+    many away. `holes` (S, 2) has the first slot of a sequence that none of its rows sees, and the one after the last.
+    """
+
+    seqs: Any
+    indptr: Any
+    ids: Any
+    slots: Any = None
+    lengths: Any = None
+    holes: Any = None
+    window: int = 0
+    causal: bool = True
+
+    @property
+    def parts(self) -> Any:
+        """At least as many as there are chunks in the pages of all sequences: what sizes of operands tell."""
+        return T.floordiv(self.ids.shape[0], CHUNK // PAGE) + self.indptr.shape[0] - 1
+
+    def first_part(self, seq: Any) -> Any:
+        """Chunks of a sequence are parts from this number on; the next one's come after them."""
+        return T.floordiv(self.indptr[seq], CHUNK // PAGE) + seq
+
+
+def held_int(value: Any) -> Any:
+    """An int32 computed once, to be read several times."""
+    one = local((1,), "int32")
+    T.buffer_store(one, T.cast(value, "int32"), [0])
+    return one[0]
+
+
+class Counting:
+    """What threads of a block find together by looking at every number of a table, each at every so many-th."""
+
+    def __init__(self, thread: Any, threads: int) -> None:
+        self.thread, self.threads = thread, threads
+
+    def over(self, count: Any, start: int, number: Callable[[Any], Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """number(i) of every i below `count` combined with `start`, in every thread of the block."""
+        found = local((1,), "int32")
+        T.buffer_store(found, i32(start), [0])
+        steps = T.floordiv(count + (self.threads - 1), self.threads)
+        with T.serial(0, T.cast(steps, "int32")) as step:
+            i = step * self.threads + self.thread
+            with T.If(i < count), T.Then():
+                T.buffer_store(found, combine(found[0], number(i)), [0])
+        block_reduce(found, 0, self.thread, self.threads, combine)
+        return found[0]
+
+    def where(self, count: Any, holds: Callable[[Any], Any]) -> Any:
+        """For how many i below `count` it holds."""
+        return self.over(count, 0, lambda i: T.Select(holds(i), i32(1), i32(0)), added)
+
+    def rows(self, places: Places, seq: Any) -> Any:
+        """How many rows of this step are of a sequence."""
+        return self.where(places.seqs.shape[0], lambda i: places.seqs[i] == seq)
+
+    def next_row(self, places: Places, seq: Any, row: Any) -> Any:
+        """The first row of a sequence after another row."""
+        return self.over(
+            places.seqs.shape[0], _NONE,
+            lambda i: T.Select(tirx.all(places.seqs[i] == seq, i > row), i, i32(_NONE)), lambda a, b: T.min(a, b),
+        )  # fmt: skip
+
+
+class Sight:
+    """What one row sees, in registers of every thread of the block."""
+
+    def __init__(self, places: Places, row: Any, counting: Counting) -> None:
+        self.places = places
+        self.seq, seqs = held_int(places.seqs[row]), places.seqs
+        self.start = held_int(places.indptr[self.seq])
+        self.slot = held_int(i32(0) if places.slots is None else places.slots[row])
+        if places.lengths is not None:
+            end = places.lengths[self.seq] - 1
+        elif places.causal:
+            end = self.slot
+        else:
+            slots, own = places.slots, self.seq
+            end = counting.over(
+                seqs.shape[0], 0, lambda i: T.if_then_else(seqs[i] == own, slots[i], i32(0)), greater
+            )  # fmt: skip
+        window = places.window
+        self.end = held_int(T.min(end, self.slot + (window - 1)) if window and not places.causal else end)
+        self.begin = held_int(T.max(self.slot - (window - 1), 0)) if window else i32(0)
+        self.hole = [held_int(places.holes[self.seq, side]) for side in range(2)] if places.holes is not None else []
+
+    def sees(self, slot: Any) -> Any:
+        """Whether the row attends to a slot."""
+        seen = [slot <= self.end]
+        if self.hole:
+            seen.append(tirx.any(slot < self.hole[0], slot >= self.hole[1]))
+        if self.places.window:
+            seen.append(slot >= self.begin)
+        return tirx.all(*seen) if len(seen) > 1 else seen[0]
+
+    def place(self, slot: Any) -> Any:
+        """How far after the row a slot is; a hole before the row takes its slots off that."""
+        if not self.hole:
+            return slot - self.slot
+        before = T.floordiv(slot, PAGE) * PAGE < self.hole[0]
+        return slot - self.slot + T.Select(before, self.hole[1] - self.hole[0], i32(0))
+
+    def page(self, slot: Any) -> Any:
+        """The page that a slot is in."""
+        return self.places.ids[self.start + T.floordiv(slot, PAGE)]
+
+    @property
+    def chunks(self) -> tuple[Any, Any]:
+        """The first chunk that the row sees something of, and the number after the last one."""
+        return T.floordiv(self.begin, CHUNK), T.floordiv(self.end, CHUNK) + 1
+
+    def hides(self, chunk: Any) -> Any:
+        """Whether a chunk is all in the hole."""
+        if not self.hole:
+            return tirx.const(False)
+        return tirx.all(chunk * CHUNK >= self.hole[0], (chunk + 1) * CHUNK <= self.hole[1])
