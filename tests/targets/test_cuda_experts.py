@@ -41,10 +41,10 @@ def test_experts_of_every_format(name: str, way: str) -> None:
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_rows_in_more_than_one_block(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pairs of an expert in a block, and a last block that is not full: what blocks hold does not change a bit."""
-    case = experts(np.random.default_rng(3), f"packed_experts_{way}", "q4", rows=21)
+    case = experts(np.random.default_rng(3), f"packed_experts_{way}", "q4", rows=13)
     (whole,) = check(case)
     for name in ("FOUND", "SORTED"):
-        monkeypatch.setattr(kernels, name, 20)
+        monkeypatch.setattr(kernels, name, 16)
     (parts,) = check(case)
     np.testing.assert_array_equal(parts, whole)
 
