@@ -7,6 +7,7 @@ tests/targets/test_cuda_resources.py holds a few of them to the limits, and sees
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterable
@@ -77,6 +78,11 @@ def cases() -> dict[str, Case]:
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
         "rope": ("rope", [[m, QKV], [m, SIZE], [m, QKV]], rotated),
+        "sinusoid": ("sinusoid", [[m], [WIDTH // 2], row], {"offset": 0}),
+        "grow_queries": (
+            "grow_queries", [[m, QKV], [m], [16], [m, QKV]], {"columns": HEADS * SIZE, "tokens": 8192},
+        ),
+        "argmax": ("argmax", [[m, VOCAB], [m]], {}),
         "top": ("top", [[m, VOCAB], [m, 64], [m, 64], [m]], {}),
         "bf16_linear": (
             "bf16_linear", [[m, WIDTH // 2], packed("bf16"), row], {"format": "bf16", "width": WIDTH},
@@ -98,8 +104,28 @@ def cases() -> dict[str, Case]:
         found[f"load_keys {kind}"] = ("load_keys", [pool, [n], keys], sizes)
         found[f"copy_pages {kind}"] = ("copy_pages", [pool, [n], [n], [1]], {"kv_dtype": kind})
         found[f"store_keys {kind}"] = ("store_keys", [keys, pool, [n], [n], [1]], sizes)
+    found |= _other_attention(heads)
     assert {op for op, *_ in found.values()} == set(KERNELS | PLAIN)
     return found
+
+
+def _other_attention(heads: dict[str, Any]) -> dict[str, Case]:
+    """What attends otherwise, over bf16 pages: the others are read in the same places."""
+    m, n, p, s = (tirx.Var(name, "int64") for name in "mnps")
+    pool, rows, out = [p, *page_shape("bf16", KV_HEADS, SIZE)], [m, QKV], [m, HEADS * SIZE]
+    tables = [[m], [m], [s, 2], [n], [n]]
+    plain = heads | {"scale": 0.1, "kv_dtype": "bf16"}
+    attrs = plain | {"window": 0, "soft_cap": 0.0, "bias": "none", "causal": 1}
+    sizes = {"kv_heads": KV_HEADS, "head_dim": SIZE, "kv_dtype": "bf16"}
+    return {
+        "attention bf16, alibi, both ways": (
+            "attention", [rows, pool, *tables, out], attrs | {"bias": "alibi", "causal": 0},
+        ),
+        "attention_with_sinks bf16": ("attention_with_sinks", [rows, pool, *tables, [HEADS], out], attrs),
+        "attention_by_distance bf16": ("attention_by_distance", [rows, pool, *tables, [HEADS, 257], out], attrs),
+        "cross_attention bf16": ("cross_attention", [out, pool, [m], [s], [n], [n], out], plain),
+        "store_kv bf16": ("store_kv", [[m, 2 * KV_HEADS * SIZE], pool, [m], [m], [n], [n], [1]], sizes),
+    }  # fmt: skip
 
 
 def _experts() -> dict[str, Case]:
@@ -159,7 +185,7 @@ def packed(name: str, rows: int = WIDTH, columns: int = WIDTH) -> Shape:
 def compiled(names: Iterable[str], target: CudaTarget) -> dict[str, list[Resources]]:
     """What each launch of these kernels takes."""
     every = cases()
-    functions, symbols = {}, {name: name.replace(" ", "_") for name in names}
+    functions, symbols = {}, {name: re.sub(r"\W+", "_", name) for name in names}
     for name, symbol in symbols.items():
         op, shapes, attrs = every[name]
         functions[symbol] = make_kernel(op, target, shapes, attrs)

@@ -38,6 +38,7 @@ Message = Mapping[str, str]
 
 _MAX_THREADS = 1024
 _ENDLESS_TOKENS = 2**24  # of a prompt for a text without end: what is longer is taken for a mistake
+_DEVICE_SHARE = 0.6  # of a device's free memory for the cache; steps of all sizes need the rest
 _CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
 
 
@@ -58,10 +59,11 @@ def load(
     """Load the artifact folder at `path`, after checking it.
 
     threads: kernels run on this many; default, and at most, the CPUs this process may use. cache_tokens: tokens of all
-    sequences together that the KV cache holds; its memory is taken only as it fills. verify: "auto" hashes the weights
-    when they were not found intact before, "always" at every load. progress(stage, done, total) is called while it
-    hashes. prefill_chunk: rows of one step at most. deterministic: refuse an artifact that does not promise the same
-    tokens whatever else is in a step. policy, preemption, most_running, keep_prefixes, prefill: as `Engine` takes them.
+    sequences together that the KV cache holds; its memory is taken only as it fills, on a GPU at once. verify: "auto"
+    hashes the weights when they were not found intact before, "always" at every load. progress(stage, done, total) is
+    called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most. deterministic:
+    refuse an artifact that does not promise the same tokens whatever else is in a step. policy, preemption,
+    most_running, keep_prefixes, prefill: as `Engine` takes them.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
@@ -81,11 +83,20 @@ def load(
     tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
     give_back()  # reading a tokenizer takes much more memory than it keeps
     template = _template(artifact)
-    tokens = _default_cache(manifest) if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
-    pages = PagePool(manifest.kv, tokens)
+    tokens = None if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    if artifact.variant.device is None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        pages = PagePool(manifest.kv, tokens or _default_cache(manifest, memory // 2))
+        functions = bind(artifact, pages.layers, weights, threads)
+    else:
+        from llmc.runtime.cuda.bind import bind_to_device  # with CUDA's libraries
+
+        def tokens_in(free: int) -> int:
+            return tokens or _default_cache(manifest, int(free * _DEVICE_SHARE))
+
+        pages, functions = bind_to_device(artifact, weights, tokens_in, progress)
     front = _front(manifest, pages)
-    functions = bind(artifact, pages.layers, weights, threads)
     if front is not None:
         functions = front.leading(functions)
     runner = Runner(
@@ -409,13 +420,12 @@ def _template(artifact: Artifact[Manifest]) -> str | None:
         raise ArtifactError(f"{artifact.path(name)}: not UTF-8 at byte {error.start}") from error
 
 
-def _default_cache(manifest: Manifest) -> int:
-    """Tokens of a cache for several full sequences, and their sources, in at most half of the machine's memory.
+def _default_cache(manifest: Manifest, memory: int) -> int:
+    """Tokens of a cache for several full sequences, and their sources, in so many bytes at most.
 
     The texts of a model that is an encoder alone leave after their step, and each holds whole pages.
     """
     if manifest.task not in ("generate", "translate"):
         return manifest.context + PREFILL_CHUNK * PAGE_TOKENS
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = _CACHED_CONTEXTS * manifest.context * (2 if manifest.task == "translate" else 1)
-    return max(1, min(wanted, memory // 2 // manifest.kv.token_bytes))
+    return max(1, min(wanted, memory // manifest.kv.token_bytes))

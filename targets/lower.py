@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, sym, tirx
 
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
@@ -167,9 +167,29 @@ class _Lower(relax.PyExprMutator):
         name, shapes, attrs = call.name, call.shapes, call.attrs
         key = (name, tuple(tuple(map(str, s)) for s in shapes), tuple(sorted(attrs.items())))
         if key not in self.kernels:
-            self.kernels[key] = self.builder_.add_func(self.make(name, shapes, attrs), name)
-        outputs = call.outputs if len(call.outputs) > 1 else call.outputs[0]
-        return relax.call_tir(self.kernels[key], call.tensors, outputs)
+            made = self.make(name, shapes, attrs)
+            self.kernels[key] = self.builder_.add_func(made, name), made
+        kernel, made = self.kernels[key]
+        workspaces = _workspaces(made, call)
+        if workspaces and len(call.outputs) == 1:
+            return relax.TupleGetItem(
+                self.builder_.emit(relax.call_tir(kernel, call.tensors, [*call.outputs, *workspaces])), 0
+            )
+        outputs = [*call.outputs, *workspaces]
+        return relax.call_tir(kernel, call.tensors, outputs if len(outputs) > 1 else outputs[0])
+
+
+def _workspaces(kernel: tirx.PrimFunc, call: _Matched) -> list[Any]:
+    """Tensor types of what a kernel takes beside operands and outputs, in sizes of the call."""
+    given, more = kernel.params[: len(call.types)], kernel.params[len(call.types) :]
+    sizes: dict[Any, Any] = {}
+    for param, kind in zip(given, call.types, strict=True):
+        sizes |= dict(zip(param.shape, kind.shape, strict=True))
+    known = sym.Analyzer()
+    for own, size in sizes.items():
+        if isinstance(own, tirx.Var):
+            known.bind(own, size)
+    return [relax.TensorType([known.simplify(size) for size in param.shape], str(param.dtype)) for param in more]
 
 
 def lower(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> tvm.IRModule:

@@ -91,9 +91,11 @@ class Target:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
 
-    def serves(self, other: Target) -> bool:
+    def serves(self, other: AnyTarget) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
-        return self.arch == other.arch and set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
+        if not isinstance(other, Target) or self.arch != other.arch:
+            return False
+        return set(self.requires) == set(other.requires) - (_ASKED_FOR - set(self.requires))
 
     def llvm(self) -> Any:
         """The TVM target: the feature list, never a CPU's name (hypervisors report wrong models)."""
@@ -168,17 +170,31 @@ TARGETS = {
 AnyTarget = Target | CudaTarget
 
 
-def get(name: str) -> tuple[Target, ...] | tuple[CudaTarget]:
-    """The variants that a `--target` string names, best first.
+def get(names: str) -> tuple[AnyTarget, ...]:
+    """The variants that a `--target` string names, best first: those of GPUs, then those of CPUs.
 
-    One of TARGETS, cpu:NAME for the variant cpu-NAME, or one of CUDA_TARGETS. Raises LlmcError listing all of them.
+    With commas between them, each of TARGETS, cpu:NAME for the variant cpu-NAME, or one of CUDA_TARGETS. Raises
+    LlmcError listing all of them, and for names that cannot go into one artifact.
     """
-    return (CUDA_TARGETS[name],) if name in CUDA_TARGETS else get_cpu(name)
+    each = [name.strip() for name in names.split(",")]
+    devices = [CUDA_TARGETS[name] for name in each if name in CUDA_TARGETS]
+    others = [name for name in each if name not in CUDA_TARGETS]
+    if len(others) > 1 or len(set(each)) < len(each):
+        raise LlmcError(f"target {names!r}: one target for CPUs at most (cpu:portable is several), and each only once")
+    chosen: tuple[AnyTarget, ...] = (*devices, *(variant for name in others for variant in get_cpu(name)))
+    if len({target.arch for target in chosen}) > 1:
+        raise LlmcError(f"target {names!r}: all are for one architecture; a GPU's host is of this machine's")
+    return chosen
 
 
 def cpus(chosen: Sequence[AnyTarget]) -> tuple[Target, ...]:
     """Those that are CPUs."""
     return tuple(target for target in chosen if isinstance(target, Target))
+
+
+def gpus(chosen: Sequence[AnyTarget]) -> tuple[CudaTarget, ...]:
+    """Those that are GPUs."""
+    return tuple(target for target in chosen if isinstance(target, CudaTarget))
 
 
 def get_cpu(name: str) -> tuple[Target, ...]:

@@ -117,15 +117,14 @@ def write_artifact(
 
     kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
-    exact = request.activations == "f32" or not all(target.int8_activations for target in chosen)
-    stored, step = planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report)
+    stored, steps = _steps_of(request, chosen, model.spec, plan.recipe, kv_dtype, report)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variants = write_libraries(
-            folder, lambda target: lowered(step, target, knobs), chosen, request.tvm_runtime, report
+            folder, lambda target: lowered(steps[target], target, knobs), chosen, request.tvm_runtime, report
         )
         report("write", 0, 1)
-        functions = sorted(variable.name_hint for variable in step.functions)
+        functions = sorted(variable.name_hint for variable in steps[chosen[0]].functions)
         manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variants, functions, parts)
         write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
@@ -134,6 +133,27 @@ def write_artifact(
             manifest["quantization"]["loss"] = loss.as_dict()
             artifact.write_manifest(folder, manifest)
     return manifest, loss
+
+
+def _steps_of(
+    request: Request, chosen: Sequence[targets.AnyTarget], spec: ModelSpec, recipe: dict[str, str], kv_dtype: str,
+    report: Progress,
+) -> tuple[list[StoredWeight], dict[targets.AnyTarget, Any]]:  # fmt: skip
+    """`planned_step` for each target: one module for those that round activations, one for those that do not.
+
+    Weights are stored in the same way for both.
+    """
+    made: dict[bool, tuple[list[StoredWeight], Any]] = {}
+    exact = {target: request.activations == "f32" or not target.int8_activations for target in chosen}
+    for each in dict.fromkeys(exact.values()):
+        made[each] = planned_step(spec, recipe, kv_dtype, request.layer_groups, each, report)
+    stored, *others = [weights for weights, _ in made.values()]
+    assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
+    return stored, {target: made[each][1] for target, each in exact.items()}
+
+
+def _kept(weights: list[StoredWeight]) -> list[tuple[Any, ...]]:
+    return [(weight.name, weight.shape, weight.dtype, weight.format, weight.recipe) for weight in weights]
 
 
 def kv_kind(asked: str, recipe: dict[str, str]) -> str:

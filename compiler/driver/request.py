@@ -65,14 +65,14 @@ class Request:
         return None if self.size is None else Budget(self.size, f"--size {self.size / 1e6:g}MB")
 
 
-def check_request(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTarget]:
+def check_request(request: Request) -> tuple[targets.AnyTarget, ...]:
     """The targets, best first, when all that can be known before the model is read makes sense; else LlmcError."""
     chosen = check_choices(request)
     artifact.check_output(request.output)
     return chosen
 
 
-def check_choices(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTarget]:
+def check_choices(request: Request) -> tuple[targets.AnyTarget, ...]:
     """The same of everything but where the artifact goes."""
     if request.quant != "auto" and request.quant not in OFFERED:
         kept = " (it only keeps what a checkpoint stores in it: auto does)" if request.quant in FORMATS else ""
@@ -92,8 +92,8 @@ def check_choices(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTa
         raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
     _check_devices(request)
     chosen = targets.get(request.target)
-    if isinstance(chosen[0], CudaTarget):
-        _check_cuda(request, chosen[0])
+    for target in targets.gpus(chosen):
+        _check_cuda(request, target, alone=not targets.cpus(chosen))
     linker, arch = chosen[0].linker, chosen[0].arch
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")
@@ -101,11 +101,14 @@ def check_choices(request: Request) -> tuple[targets.Target, ...] | tuple[CudaTa
     return chosen
 
 
-def _check_cuda(request: Request, target: CudaTarget) -> None:
-    """What CUDA targets cannot do yet, and what has to be there for them."""
-    if request.activations == "i8":
+def _check_cuda(request: Request, target: CudaTarget, alone: bool) -> None:
+    """What CUDA targets cannot do yet, and what they need; `alone`: there are none for CPUs beside it."""
+    if request.activations == "i8" and alone:
         raise LlmcError(f"--activations i8: kernels of {target.name} multiply floats; leave it out")
-    wrong = {"--devices": request.placement, "--tuned": request.tuned, "a graph": Path(request.source).suffix in GRAPHS}
+    wrong = {
+        "--devices": request.placement, "--tuned": alone and request.tuned,
+        "a graph": Path(request.source).suffix in GRAPHS,
+    }  # fmt: skip
     for name, given in wrong.items():
         if given and (name != "a graph" or request.spec is None):
             raise LlmcError(f"{name}: not for {target.name} so far; compile it for a CPU")

@@ -25,11 +25,12 @@ KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
 
 
 def target_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Return the name unchanged; the driver knows which `cpu:NAME` and `cuda:NAME` exist."""
-    kind, colon, rest = value.partition(":")
-    if kind not in ("cpu", "cuda") or ((colon or kind == "cuda") and not rest):
-        message = f"{value!r} is no target. Use cpu, cpu:portable, cpu:NAME or cuda:sm_NN."
-        raise click.BadParameter(message, context, parameter)
+    """Return the names unchanged; the driver knows which `cpu:NAME` and `cuda:NAME` exist."""
+    for name in value.split(","):
+        kind, colon, rest = name.strip().partition(":")
+        if kind not in ("cpu", "cuda") or ((colon or kind == "cuda") and not rest):
+            message = f"{name!r} is no target. Use cpu, cpu:portable, cpu:NAME or cuda:sm_NN, or several with commas."
+            raise click.BadParameter(message, context, parameter)
     return value
 
 
@@ -56,6 +57,7 @@ Examples:
   llmc compile model.gguf -o anywhere.llmc --target cpu:portable
   llmc compile model.gguf -o fast.llmc --tuned tuned.json
   llmc compile model.gguf -o gpu.llmc --target cuda:sm_90
+  llmc compile model.gguf -o either.llmc --target cuda:sm_90,cpu:portable
   llmc compile model.onnx -o graph.llmc
 
 \b
@@ -107,7 +109,7 @@ Formats, with bits per weight:
     default="cpu",
     show_default=True,
     help="cpu: this machine's instructions; cpu:portable: any machine of this architecture; cpu:x86_64, cpu:aarch64; "
-    "cuda:sm_80, sm_86, sm_89, sm_90: an NVIDIA GPU (docs/cuda.md); implies --no-check.",
+    "cuda:sm_80, sm_86, sm_89, sm_90: an NVIDIA GPU (docs/cuda.md); alone it implies --no-check. Several with commas.",
 )
 @click.option(
     "--tvm-runtime",
@@ -148,7 +150,7 @@ def compile_command(
         source = with_revision(source, revision)
     if save_recipe is not None and not Path(save_recipe).resolve().parent.is_dir():
         raise click.ClickException(f"{save_recipe}: its folder does not exist")
-    if options["devices"] is not None or options["target"].startswith("cuda:"):
+    if options["devices"] is not None or "cpu" not in options["target"]:
         options["check"] = False
     with progress_bars() as progress:
         result = compile_model(source, output, progress=progress, **options)

@@ -25,6 +25,7 @@ from llmc.runtime.errors import CacheFull, RequestError
 from llmc.runtime.loading.manifest import PAGE_TOKENS, KvGroup, KvLayout
 
 Tables = list["array[int]"]
+Make = Callable[[tuple[int, ...], "np.dtype[Any]"], Any]
 
 _DTYPES = {"f32": np.float32, "bf16": np.uint16, "q8": np.uint8, "q4": np.uint8}
 _MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
@@ -76,14 +77,16 @@ class PagePool:
     reclaim: called when pages are short, with the number that should be free in each group, to free some that are kept
     in case they are wanted again. It runs under `lock`, which may be taken again by the same thread.
     on_copy: told of each copy of a page, where other processes have layers of the same pages.
+    make: gives the array of a layer of this shape and type, where pages are not in the host's memory; it is indexed by
+    a place or an array of places.
     """
 
-    def __init__(self, layout: KvLayout, tokens: int) -> None:
+    def __init__(self, layout: KvLayout, tokens: int, make: Make | None = None) -> None:
         self.num_pages = pages_for(tokens)
         self.groups = layout.groups or (KvGroup(tuple(range(layout.layers))),)
         shape = (self.num_pages, *layout.page_shape)
         dtype = np.dtype(_DTYPES[layout.dtype])
-        self.layers = [_zeros(shape, dtype) for _ in range(layout.layers)]
+        self.layers: list[Any] = [(make or _zeros)(shape, dtype) for _ in range(layout.layers)]
         self._windowed = any(group.window for group in self.groups)
         self.ledgers = [Ledger(self.num_pages) for _ in self.groups]
         self.lock = threading.RLock()

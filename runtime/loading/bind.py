@@ -19,8 +19,8 @@ from llmc.runtime.parts import Parts
 from llmc.runtime.runner import Step
 
 # Function -> how many of its results are looked at, at most; what follows only had to happen. Others give one array.
-_RESULTS = {"step": 4, "encode": 2, "turn": 0, "head": 4}
-_WITHOUT_CACHE = ("embed", "head")
+RESULTS = {"step": 4, "encode": 2, "turn": 0, "head": 4}
+WITHOUT_CACHE = ("embed", "head")
 
 
 def bind(
@@ -47,12 +47,12 @@ def bind(
 
     def called(name: str, function: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         library.use_threads(crowding.begin())
-        bound = (stored,) if name in _WITHOUT_CACHE else (cache, stored)
+        bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
         found = function(*map(ffi.from_dlpack, arrays), *bound)
         crowding.end()
-        if name not in _RESULTS:
+        if name not in RESULTS:
             return np.from_dlpack(found)
-        return [np.from_dlpack(item(found, number)) for number in range(min(len(found), _RESULTS[name]))]
+        return [np.from_dlpack(item(found, number)) for number in range(min(len(found), RESULTS[name]))]
 
     return {name: partial(call, name, each) for name, each in zip(names, functions, strict=True)}
 

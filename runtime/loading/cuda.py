@@ -1,17 +1,19 @@
-"""What a machine lacks to run code for a CUDA device: a driver, TVM's helpers, a device that is new enough.
+"""What a machine lacks to run code for a CUDA device: a driver, CUDA's runtime library, a device that is new enough.
 
-Asking starts nothing on a device. Steps are not run on one yet: that too is said here, where all else is there.
+Asking starts nothing on a device.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
+from pathlib import Path
 
 from llmc.runtime.loading.manifest import Device
 
 _DRIVER = "libcuda.so.1"
-_HELPERS = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with
+_CUDART = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR of cuda.h
 
 
@@ -26,10 +28,23 @@ def lacking(device: Device) -> list[str]:
         return [found]
     missing = [] if any(runs(device.arch, compute) for compute in found) else [_wanted(device.arch, found)]
     try:
-        ctypes.CDLL(_HELPERS)
+        ctypes.CDLL(cudart_path())
     except OSError:
-        missing.append(f"{_HELPERS} (pip install nvidia-cuda-runtime)")
-    return missing or ["a runtime that runs steps on GPUs, which this llmc has not got yet (docs/cuda.md)"]
+        missing.append(f"{_CUDART} (pip install nvidia-cuda-runtime)")
+    return missing
+
+
+def cudart_path() -> str:
+    """CUDA's runtime library, as the system finds it; else that of the package nvidia-cuda-runtime, if it is there."""
+    try:
+        ctypes.CDLL(_CUDART)
+    except OSError:
+        found = importlib.util.find_spec("nvidia")
+        folders = [] if found is None else found.submodule_search_locations or []
+        for folder in folders:
+            for path in sorted(Path(folder).glob(f"*/lib/{_CUDART}")):
+                return str(path)
+    return _CUDART
 
 
 def runs(arch: str, compute: tuple[int, int]) -> bool:

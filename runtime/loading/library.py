@@ -6,7 +6,9 @@ loaded. Only tvm_ffi is imported, never the compiler.
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.loading import pinning
+from llmc.runtime.loading import cuda, pinning
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.integrity import file_sha256
@@ -24,6 +26,9 @@ from llmc.runtime.loading.integrity import file_sha256
 # DLDeviceType kDLCPU; tvm::runtime::memory::AllocatorType kNaive. kPooled keeps buffers of every number of rows that a
 # step ever had, so memory would grow for as long as new ones come; it is no faster.
 _CPU, _DEVICE_ID, _NAIVE = 1, 0, 1
+# kDLCUDA; on a device memory is too dear to ask for at every step, and steps there have few sizes (cuda/padding.py).
+_CUDA, _POOLED = 2, 2
+_CUBIN = "llmc cubin base64 "  # before a cubin that stands where TVM would keep source (targets/cuda/build.py)
 _MAPS = Path("/proc/self/maps")
 _SPINS = "3000"  # about a millisecond; TVM's own number is a hundred times that
 _ANY_CORE = 0  # mode of runtime.config_threadpool: neither big nor little cores
@@ -46,8 +51,12 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
         name = artifact.variant.file
         artifact.check_unchanged(name)
         try:
+            places = [(_CPU, _DEVICE_ID, _NAIVE)]
+            if artifact.variant.device is not None:
+                _load_cuda(artifact, artifact.variant.device.runtime)
+                places.insert(0, (_CUDA, _DEVICE_ID, _POOLED))
             executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
-            executable["vm_initialization"](_CPU, _DEVICE_ID, _NAIVE)
+            executable["vm_initialization"](*itertools.chain(*places))
             functions: list[Callable[..., Any]] = [executable[name] for name in names]
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -121,6 +130,20 @@ def _load_runtime(artifact: Artifact[Any]) -> None:
     except OSError as error:
         raise ArtifactError(f"{artifact.path(name)}: cannot be loaded: {str(error)[:300]}") from error
     _Process.runtime_sha256 = sha256
+
+
+def _load_cuda(artifact: Artifact[Any], name: str) -> None:
+    """TVM's CUDA runtime, and what takes cubins out of their text."""
+    artifact.check_unchanged(name)
+    ctypes.CDLL(cuda.cudart_path(), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(artifact.path(name)), ctypes.RTLD_GLOBAL)
+    import_ffi().register_global_func("tvm_callback_cuda_compile", _cubin, override=True)
+
+
+def _cubin(source: str, *_: Any) -> bytes:
+    if not source.startswith(_CUBIN):
+        raise ArtifactError("a library with CUDA source in it; compile the model again")
+    return base64.b64decode(source[len(_CUBIN) :])
 
 
 def _mapped_runtime() -> Path | None:

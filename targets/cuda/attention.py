@@ -20,8 +20,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
+from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.elementwise import capped
 from llmc.targets.cuda.kv_kind import Pages, Token
 from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.launch import (
@@ -40,6 +40,7 @@ from llmc.targets.cuda.launch import (
 )  # fmt: skip
 from llmc.targets.cuda.records import LOWEST, Division, Record
 from llmc.targets.cuda.rotation import rotate
+from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sight, held_int
 from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP, CudaTarget
 
@@ -51,21 +52,70 @@ MOST_HEADS = 8  # query heads of a block: each takes registers for its scores an
 
 def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """qkv (M, (H + 2G) D), kv pages, seqs, slots, holes, page_indptr, page_ids -> (M, H D)."""
-    if attrs["bias"] != "none" or not attrs["causal"]:
-        what = f"a bias by distance ({attrs['bias']})" if attrs["bias"] != "none" else "rows that see later ones"
-        raise LlmcError(f"attention with {what}: no CUDA kernel yet (docs/cuda.md)")
-    pages = KINDS[str(attrs["kv_dtype"])]
-    heads, groups, size = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+    return _attention(shapes, attrs)
+
+
+def attention_with_sinks(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """As attention, sinks (H,) -> (M, H D)."""
+    return _attention(shapes, attrs, "sinks")
+
+
+def attention_by_distance(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """As attention, bias (H, 2W + 1) -> (M, H D)."""
+    return _attention(shapes, {"bias": "none", **attrs}, "biases")
+
+
+def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.PrimFunc:
+    """`more` names what of Scoring the operands after page_ids are."""
+    pages, (heads, groups, size) = KINDS[str(attrs["kv_dtype"])], _sizes(attrs)
+    scale, bias = float(attrs["scale"]), str(attrs["bias"])
+    slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
     with IRBuilder() as builder, T.prim_func():
-        dtypes = ["float32", pages.dtype, *["int32"] * 5, "float32"]
-        qkv, kv, seqs, slots, holes, indptr, ids, out = arguments(dtypes, shapes)
-        places = Places(seqs, indptr, ids, slots, holes=holes, window=int(attrs["window"]))
-        grid = {"blockIdx.x": shapes[0][0], "blockIdx.y": groups, "threadIdx.x": THREADS}
-        with launch(grid) as (row, group, thread):
-            page = ids[indptr[seqs[row]] + T.floordiv(slots[row], PAGE)]
-            write(pages, qkv, kv, row, page, (heads, groups, size), group, T.floormod(slots[row], PAGE), thread)
-        _Attention(pages, qkv, kv, out, places, attrs).emit()
+        dtypes = ["float32", pages.dtype, *["int32"] * 5, *["float32"] * len(more), "float32"]
+        qkv, kv, seqs, slots, holes, indptr, ids, *given, out = arguments(dtypes, shapes)
+        scoring = Scoring(scale, float(attrs["soft_cap"]), slopes, **dict(zip(more, given, strict=True)))
+        places = Places(
+            seqs, indptr, ids, slots, holes=holes, window=int(attrs["window"]), causal=bool(attrs["causal"])
+        )  # fmt: skip
+        write_rows(pages, qkv, kv, places, (heads, groups, size))
+        _Attention(pages, qkv, kv, out, places, scoring, (heads, groups, size)).emit()
     return builder.get()
+
+
+def cross_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """q (M, H D), kv, seqs (M,), source_lengths (S,), source_indptr (S + 1,), source_ids (Q,) -> (M, H D)."""
+    pages = KINDS[str(attrs["kv_dtype"])]
+    with IRBuilder() as builder, T.prim_func():
+        dtypes = ["float32", pages.dtype, *["int32"] * 4, "float32"]
+        q, kv, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
+        places = Places(seqs, indptr, ids, lengths=lengths)
+        _Attention(pages, q, kv, out, places, Scoring(float(attrs["scale"])), _sizes(attrs)).emit()
+    return builder.get()
+
+
+def store_kv(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """rows (M, 2G D), kv pages, seqs, slots (M,), page_indptr (S + 1,), page_ids (P,) -> (1,), a zero."""
+    pages, groups, size = KINDS[str(attrs["kv_dtype"])], int(attrs["kv_heads"]), int(attrs["head_dim"])
+    with IRBuilder() as builder, T.prim_func():
+        given, kv, seqs, slots, indptr, ids, out = arguments(["float32", pages.dtype, *["int32"] * 5], shapes)
+        write_rows(pages, given, kv, Places(seqs, indptr, ids, slots), (0, groups, size))
+        with launch({"threadIdx.x": WARP}) as (thread,), T.If(thread == 0), T.Then():
+            T.buffer_store(out, i32(0), [0])
+    return builder.get()
+
+
+def _sizes(attrs: dict[str, Any]) -> tuple[int, int, int]:
+    """Heads, kv heads, the size of one."""
+    return int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
+
+
+def write_rows(pages: Pages, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int]) -> None:
+    """A launch that writes K and V of all rows (M, (H + 2G) D)."""
+    grid = {"blockIdx.x": rows.shape[0], "blockIdx.y": sizes[1], "threadIdx.x": THREADS}
+    with launch(grid) as (row, group, thread):
+        slot = places.slots[row]
+        page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
+        write(pages, rows, kv, row, page, sizes, group, T.floormod(slot, PAGE), thread)
 
 
 def write(
@@ -105,11 +155,21 @@ def _shared_bytes(division: Division) -> int:
 class _Attention:
     """The launches in which rows of q (M, ...) attend to pages that are written."""
 
-    def __init__(self, pages: Pages, q: Any, kv: Any, out: Any, places: Places, attrs: dict[str, Any]) -> None:
-        self.pages, self.q, self.kv, self.out, self.places, self.attrs = pages, q, kv, out, places, attrs
-        heads, groups, size = (int(attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
-        own = shared_heads(heads // groups, size)
-        self.division, self.shares, self.rows = Division(own, size, THREADS), heads // own, q.shape[0]
+    def __init__(
+        self,
+        pages: Pages,
+        q: Any,
+        kv: Any,
+        out: Any,
+        places: Places,
+        scoring: Scoring,
+        sizes: tuple[int, int, int],
+    ) -> None:
+        self.pages, self.q, self.kv, self.out, self.places, self.scoring = pages, q, kv, out, places, scoring
+        heads, groups, size = sizes
+        self.shared, self.rows = heads // groups, q.shape[0]
+        own = shared_heads(self.shared, size)
+        self.division, self.shares = Division(own, size, THREADS), heads // own
 
     def emit(self) -> None:
         """All of them."""
@@ -134,7 +194,7 @@ class _Attention:
             reads = _Row(self, share, thread)
             reads.look(row, Sight(self.places, row, counting))
             total, part = Record(self.division), Record(self.division)
-            total.clear()
+            self._clear(total, share)
             first, end = reads.sight.chunks
             with T.serial(first, end) as chunk, T.If(tirx.Not(reads.sight.hides(chunk))), T.Then():
                 reads.attend(chunk, part)
@@ -168,12 +228,16 @@ class _Attention:
             number = counting.where(row, lambda i: places.seqs[i] == seq)
             sight = Sight(places, row, counting)
             total, part = Record(self.division), Record(self.division)
-            total.clear()
+            self._clear(total, share)
             first, end = sight.chunks
             with T.serial(first, end) as chunk:
                 part.load(records, (places.first_part(seq) + chunk, number, share), thread)
                 total.merge(part)
             self._finish(total, row, share, thread)
+
+    def _clear(self, total: Record, share: Any) -> None:
+        heads, sinks = self.division.heads, self.scoring.sinks
+        total.clear(None if sinks is None else [sinks[share * heads + head] for head in range(heads)])
 
     def _turn_back(self, row: Any, share: Any, thread: Any) -> None:
         """What was made of rotated values, in place."""
@@ -192,11 +256,11 @@ class _Row:
 
     def __init__(self, of: _Attention, share: Any, thread: Any) -> None:
         self.pages, self.q, self.kv, self.division, self.thread = of.pages, of.q, of.kv, of.division, thread
-        attrs = of.attrs
-        self.scale, self.cap = float(attrs["scale"]), float(attrs["soft_cap"])
+        self.scoring = of.scoring
         self.heads, self.size = self.division.heads, self.division.size
         self.first_head = share * self.heads
-        self.group = T.floordiv(self.first_head, int(attrs["heads"]) // int(attrs["kv_heads"]))
+        self.group = T.floordiv(self.first_head, of.shared)
+        self.slopes = self.scoring.own_slopes(share, self.heads)
         self.queries = shared((self.heads * self.size,))
         self.weights, self.reduced = shared((self.heads, CHUNK)), shared((self.heads, 2, WARPS))
         self.scores = local((self.heads,))
@@ -248,8 +312,8 @@ class _Row:
                         T.buffer_store(self.scores, self.scores[head] + query * key, [head])
         most = local((self.heads,))
         for head in range(self.heads):
-            score = self.scores[head] * f32(self.scale)
-            score = capped(score, self.cap) if self.cap else score
+            slope = None if self.slopes is None else self.slopes[head]
+            score = self.scoring.score(self.scores[head], self.first_head + head, slope, self.sight.place(slot))
             T.buffer_store(self.scores, T.Select(self.seen[0] != 0, score, f32(LOWEST)), [head])
             T.buffer_store(most, self.scores[head], [head])
             self._reduce(most, head, 0, greater)
@@ -274,8 +338,8 @@ class _Row:
                 T.buffer_store(to.totals, to.totals[head] + self.reduced[head, 1, warp], [head])
         fill(to.sums, f32(0))
         part, own = T.floordiv(self.thread, division.wide), T.floormod(self.thread, division.wide)
-        slots = -(-CHUNK // division.parts)
-        with T.serial(0, slots) as step:
+        slots = T.min(self.sight.end + 1 - begin, CHUNK)  # those after them are of nobody
+        with T.serial(0, T.floordiv(slots + (division.parts - 1), division.parts)) as step:
             place = step * division.parts + part
             inside = tirx.all(part < division.parts, place < CHUNK, self.sight.sees(begin + place))
             with T.If(inside), T.Then():

@@ -24,6 +24,7 @@ from llmc.targets.cuda import (
     turn_keys,
 )
 from llmc.targets.cuda.target import CudaTarget
+from llmc.targets.cuda.workspace import with_workspaces
 from llmc.targets.lower import fresh_shapes, lower_with
 
 Kernel = Callable[[CudaTarget, list[Any], dict[str, Any]], tirx.PrimFunc]
@@ -45,10 +46,17 @@ KERNELS: dict[str, Kernel] = {
     "round_rows": elementwise.round_rows,
     "rope_table": rope.rope_table,
     "rope": rope.rope,
+    "sinusoid": rope.sinusoid,
     "attention": attention.attention,
+    "attention_with_sinks": attention.attention_with_sinks,
+    "attention_by_distance": attention.attention_by_distance,
+    "cross_attention": attention.cross_attention,
+    "store_kv": attention.store_kv,
+    "grow_queries": rope.grow_queries,
     "load_keys": turn_keys.load_keys,
     "store_keys": turn_keys.store_keys,
     "copy_pages": turn_keys.copy_pages,
+    "argmax": top.argmax,
     "top": top.top,
     "packed_embedding": embedding.packed_embedding,
     "packed_linear": linear.packed_linear,
@@ -76,6 +84,7 @@ def make_kernel(name: str, target: CudaTarget, shapes: list[list[Any]], attrs: d
 def lower(module: tvm.IRModule, target: CudaTarget) -> tvm.IRModule:
     """A module of packed ops -> the same over CUDA kernels. Raises LlmcError naming what there is no kernel for."""
     return lower_with(
-        module, frozenset(KERNELS), lambda name, shapes, attrs: make_kernel(name, target, shapes, attrs),
+        module, frozenset(KERNELS),
+        lambda name, shapes, attrs: with_workspaces(make_kernel(name, target, shapes, attrs)),
         "targets/cuda/lower.py",
     )  # fmt: skip

@@ -55,11 +55,12 @@ class Record:
         self.tops, self.totals = local((division.heads,)), local((division.heads,))
         self.sums = local((division.heads * division.steps,))
 
-    def clear(self) -> None:
-        """Nothing seen yet."""
-        fill(self.tops, f32(LOWEST))
-        fill(self.totals, f32(0))
+    def clear(self, sinks: list[Any] | None = None) -> None:
+        """Nothing seen yet; a sink is a token of a head that was seen before all others, its value zeros."""
         fill(self.sums, f32(0))
+        fill(self.totals, f32(0 if sinks is None else 1))
+        for head in range(self.division.heads):
+            T.buffer_store(self.tops, f32(LOWEST) if sinks is None else sinks[head], [head])
 
     def merge(self, other: Record) -> None:
         """Take in another record, of slots that come after those seen so far."""

@@ -1,4 +1,4 @@
-"""Rotary position embedding on CUDA: the table of a step's cosines and sines, and the rotation of heads by it."""
+"""Positions on CUDA: the rotation of heads by a table of cosines and sines, and what else is made of positions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.elementwise import column_kernel
-from llmc.targets.cuda.launch import f32
+from llmc.targets.cuda.launch import f32, i32
 from llmc.targets.cuda.target import CudaTarget
 
 
 def _f64(value: float) -> Any:
     return tirx.const(value, "float64")
+
+
+def _within_a_turn(angle: Any) -> Any:
+    """A float64 angle, less whole turns, in float32."""
+    turns = angle * _f64(1 / (2 * math.pi))
+    return T.cast((turns - T.nearbyint(turns)) * _f64(2 * math.pi), "float32")
 
 
 def rope_table(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -23,8 +29,7 @@ def rope_table(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> 
 
     def body(buffers: list[Any], row: Any, i: Any) -> None:
         positions, frequencies, out = buffers
-        turns = T.cast(positions[row], "float64") * T.cast(frequencies[i], "float64") * _f64(1 / (2 * math.pi))
-        angle = T.cast((turns - T.nearbyint(turns)) * _f64(2 * math.pi), "float32")
+        angle = _within_a_turn(T.cast(positions[row], "float64") * T.cast(frequencies[i], "float64"))
         T.buffer_store(out, T.cos(angle) * magnitude, [row, i])
         T.buffer_store(out, T.sin(angle) * magnitude, [row, half + i])
 
@@ -51,3 +56,28 @@ def rope(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
         T.buffer_store(out, T.if_then_else(inside, turned, x[row, column]), [row, column])
 
     return column_kernel(["float32"] * 3, shapes, body)
+
+
+def sinusoid(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """positions (M,), frequencies (F,) -> sines, then cosines (M, 2F) of float32 angles of positions + offset."""
+    count, offset = int(shapes[1][0]), i32(int(attrs["offset"]))
+
+    def body(buffers: list[Any], row: Any, i: Any) -> None:
+        positions, frequencies, out = buffers
+        angle = _within_a_turn(T.cast(T.cast(positions[row] + offset, "float32") * frequencies[i], "float64"))
+        T.buffer_store(out, T.sin(angle), [row, i])
+        T.buffer_store(out, T.cos(angle), [row, count + i])
+
+    return column_kernel(["int32", "float32", "float32"], shapes, body, count)
+
+
+def grow_queries(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """qkv (M, W), positions (M,), factors (N,) -> (M, W), its first columns times the factor of a span of tokens."""
+    columns, tokens, last = int(attrs["columns"]), int(attrs["tokens"]), int(shapes[2][0]) - 1
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, positions, factors, out = buffers
+        factor = factors[T.min(T.floordiv(positions[row], tokens), last)]
+        T.buffer_store(out, x[row, column] * T.if_then_else(column < columns, factor, f32(1)), [row, column])
+
+    return column_kernel(["float32", "int32", "float32", "float32"], shapes, body)

@@ -54,6 +54,10 @@ class CudaTarget:
         """Whether kernels of quantized weights do better with activations rounded to int8: not so far."""
         return False
 
+    def serves(self, other: object) -> bool:
+        """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
+        return False
+
     @property
     def linker(self) -> str:
         """The compiler driver that links the host's side."""

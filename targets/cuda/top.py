@@ -11,7 +11,19 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.launch import added, barrier, block_reduce, f32, greater, i32, local, row_kernel, shared, strided
+from llmc.targets.cuda.launch import (
+    added,
+    barrier,
+    block_reduce,
+    f32,
+    greater,
+    held,
+    i32,
+    local,
+    row_kernel,
+    shared,
+    strided,
+)  # fmt: skip
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 THREADS = 512
@@ -92,6 +104,27 @@ def top(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Pr
                 look(own)
 
     return row_kernel(["float32", "int32", "float32", "float32"], shapes, THREADS, body)
+
+
+def argmax(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, V) -> the first index of the greatest value (M,). A row without any number gives 0."""
+    width, low = int(shapes[0][1]), f32(float("-inf"))
+
+    def body(buffers: list[Any], row: Any, thread: Any) -> None:
+        x, out = buffers
+        own, best = _Best(), _Best()
+        own.set(low, i32(_NOBODY))
+
+        def consider(c: Any) -> None:
+            number = held(x[row, c])
+            own.offer(T.Select(number == number, number, low), c)  # NaN is not itself
+
+        strided(width, thread, THREADS, consider)
+        _agree(own, best, (shared((WARPS,)), shared((WARPS,), "int32")), thread)
+        with T.If(thread == 0), T.Then():
+            T.buffer_store(out, best.column[0], [row])
+
+    return row_kernel(["float32", "int32"], shapes, THREADS, body)
 
 
 def _agree(own: _Best, best: _Best, winners: tuple[Any, Any], thread: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, sym, tirx
 
 from llmc.compiler import ops
 
@@ -63,5 +63,10 @@ class Walk:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _poisoned(self, kind: Any) -> np.ndarray:
-        shape = [int(size) if isinstance(size, tirx.IntImm) else self.sizes[size] for size in kind.shape]
-        return np.full(shape, 77, str(kind.dtype))
+        return np.full([self._size(size) for size in kind.shape], 77, str(kind.dtype))
+
+    def _size(self, size: Any) -> int:
+        known = sym.Analyzer()
+        for own, value in self.sizes.items():
+            known.bind(own, tirx.const(value, "int64"))
+        return int(known.simplify(size))

@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,18 @@ from llmc.targets.target import get
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "targets"), str(Path(__file__).parent)]
 import cuda_threads
+from encoder_cases import ENCODERS
 from graph_walk import Walk
 from latent_cases import LATENT
+from tiny_translator import save_tokenizer, save_translator
+from translator_cases import TRANSLATORS, VOCAB
 
 TARGET = "cuda:sm_80"
 need_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: CUDA code cannot be compiled")
-_WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+_WINDOWS = {
+    "sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16,
+    "num_key_value_heads": 1,
+}  # fmt: skip
 _EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
     "norm_topk_prob": True, "num_hidden_layers": 1,
@@ -45,8 +52,8 @@ _LATENT = {
     "topk_group": 1, "first_k_dense_replace": 0, "num_hidden_layers": 1,
 }  # fmt: skip
 # model_type -> its config, the format of weights, that of pages. The second norms heads of q and k, the third has
-# windows and other norms, the fourth layer norm, biases and an MLP without a gate, the fifth a latent and experts in
-# groups, the last experts of which one is shared.
+# windows, other norms and one kv head, the fourth layer norm, biases and an MLP without a gate, the fifth a latent and
+# experts in groups, the sixth experts of which one is shared, the last a bias by distance.
 MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "llama": ({}, "q4", "f32"),
     "qwen3": ({}, "c3h", "f32"),
@@ -54,10 +61,13 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "starcoder2": ({}, "f32", "q4"),
     "deepseek_v3": (_LATENT, "f32", "f32"),
     "qwen2_moe": (_EXPERTS, "f32", "q8"),
+    "bloom": ({}, "f32", "f32"),
 }
+# Encoder-decoders of test_translators.py: by distance with biases that are learned, and by sines.
+SOURCES = ["T5", "M2M100, NLLB"]
 # Of the greatest logit. Over bf16 pages CPUs round softmax weights too; a code is another one where a sum is.
 EXACT, ROUNDED = 3e-5, 2e-2
-PROMPT, ANSWER = [5, 77, 130, 9, 250], 3
+PROMPT, ANSWER = [5, 77, 130, 9, 250], 2  # a step of five rows, then one of one
 
 
 def step_of(source: Path, artifact: Path) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
@@ -70,6 +80,41 @@ def step_of(source: Path, artifact: Path) -> tuple[Any, list[np.ndarray], dict[s
     return step, [stored[name] for name in manifest["weights"]["order"]], manifest
 
 
+def check_ways(source: Path, artifact: Path, ask: Callable[[Any], Any]) -> None:
+    """What `ask(model)` gives is the same when the CPU's functions are replaced, by meanings and by CUDA's kernels.
+
+    What the replaced ones give is compared with the CPU's, call by call.
+    """
+    step, weights, manifest = step_of(source, artifact)
+    (target,) = get(TARGET)
+    with llmc.load(artifact, threads=1, cache_tokens=64) as model:
+        wanted = ask(model)
+        compiled = {"step": model.runner.step_function, "encode": model.runner.encode_function}
+        most = EXACT if manifest["kv"]["dtype"] == "f32" else ROUNDED
+        for way, module in {"meanings": step, "kernels": lower(step, target)}.items():
+            kv = pages(manifest)
+
+            def both(name: str, *index: np.ndarray, module: Any = module, kv: list[np.ndarray] = kv) -> Any:
+                given, *others = compiled[name](*index)
+                mine, *best = Walk(module, name, cuda_threads.run)(*index, kv, weights)[: 1 + len(others)]
+                np.testing.assert_allclose(mine, given, rtol=0, atol=float(np.abs(given).max()) * most)
+                return [mine, *best]
+
+            model.runner.step_function = partial(both, "step")
+            if compiled["encode"] is not None:
+                model.runner.encode_function = partial(both, "encode")
+            found = ask(model)
+            if isinstance(wanted, np.ndarray):
+                np.testing.assert_allclose(found, wanted, rtol=0, atol=float(np.abs(wanted).max()) * most)
+            else:
+                assert found == wanted, way
+
+
+def answer(model: Any) -> Any:
+    """The tokens that follow the prompt."""
+    return model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
+
+
 @pytest.mark.parametrize("model_type", MODELS)
 def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     model_type: str, tiny_model: Callable[..., Path], tmp_path: Path
@@ -77,24 +122,44 @@ def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     config, quant, kv_dtype = MODELS[model_type]
     source = tiny_model(model_type, **config)
     compile_model(source, tmp_path / "cpu.llmc", quant=quant, kv=kv_dtype, activations="f32")
-    step, weights, manifest = step_of(source, tmp_path / "cpu.llmc")
-    (target,) = get(TARGET)
-    ways = {"meanings": step, "kernels": lower(step, target)}
-    with llmc.load(tmp_path / "cpu.llmc", threads=1, cache_tokens=64) as model:
-        wanted = model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
-        compiled = model.runner.step_function
-        for way, module in ways.items():
-            walk, kv = Walk(module, "step", cuda_threads.run), pages(manifest)
+    check_ways(source, tmp_path / "cpu.llmc", answer)
 
-            def both(*index: np.ndarray, walk: Walk = walk, kv: list[np.ndarray] = kv) -> Any:
-                rows, *others = compiled(*index)
-                mine, *best = walk(*index, kv, weights)[:4]
-                most = float(np.abs(rows).max()) * (EXACT if kv_dtype == "f32" else ROUNDED)
-                np.testing.assert_allclose(mine, rows, rtol=0, atol=most)
-                return [mine, *best]
 
-            model.runner.step_function = both
-            assert model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids == wanted, way
+@pytest.mark.parametrize("case", SOURCES)
+def test_an_encoder_and_its_decoder(case: str, tmp_path: Path) -> None:
+    """The source is read by rows that see each other; the answer's rows attend to it."""
+    model_type, config = TRANSLATORS[case]
+    save_translator(tmp_path, model_type, config, seed=len(case))
+    compile_model(tmp_path, tmp_path / "cpu.llmc", quant="f32", activations="f32")
+    check_ways(tmp_path, tmp_path / "cpu.llmc", answer)
+
+
+@pytest.mark.parametrize("case", ["BERT", "ModernBERT"])
+def test_an_encoder_alone(case: str, tmp_path: Path) -> None:
+    """The vector of a text, whose rows see each other, in a window too."""
+    save_encoder(tmp_path, case)
+    compile_model(tmp_path, tmp_path / "cpu.llmc", quant="f32", activations="f32")
+    check_ways(tmp_path, tmp_path / "cpu.llmc", lambda model: model.embed(["a text", "one more"]))
+
+
+@need_nvcc
+def test_encoders_are_compiled(tmp_path: Path) -> None:
+    model_type, config = TRANSLATORS["T5"]
+    save_translator(tmp_path, model_type, config, seed=1)
+    made = compile_model(tmp_path, tmp_path / "cuda.llmc", quant="f32", target=TARGET).path
+    llmc.runtime.verify(str(made))
+    assert json.loads((made / "manifest.json").read_text())["functions"] == ["encode", "step"]
+
+
+def save_encoder(folder: Path, case: str) -> None:
+    """A random encoder, as transformers saves it, and a tokenizer of bytes."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    model_type, config = ENCODERS[case]
+    torch.manual_seed(len(case))
+    AutoModel.from_config(AutoConfig.for_model(model_type, vocab_size=VOCAB, **config)).save_pretrained(folder)
+    save_tokenizer(folder, VOCAB, ())
 
 
 def pages(manifest: dict[str, Any]) -> list[np.ndarray]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.attention import FEW
@@ -21,7 +20,7 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
-from attention_cases import SIZES, attention, turning
+from attention_cases import ATTENTION_CASES, SIZES, attention, turning
 from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, compare, embedding_case, floats, linear_case
 from latent_kernel_cases import LATENT_CASES, head_linear_case
@@ -152,17 +151,29 @@ def test_keys_out_of_pages_and_back(op: str, kind: str) -> None:
         check(turning(np.random.default_rng(size), kind, op, size))
 
 
-@pytest.mark.parametrize(
-    ("attrs", "what"),
-    [
-        ({"bias": "alibi"}, "bias by distance"),
-        ({"causal": 0}, "rows that see later ones"),
-    ],
-)
-def test_what_there_is_no_kernel_for_is_refused(attrs: dict[str, Any], what: str) -> None:
-    case = attention(np.random.default_rng(1), **{"kind": "f32", "bias": "none", "causal": 1} | attrs)
-    with pytest.raises(LlmcError, match=what):
-        kernel(case, [case.arrays[0]])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", ["attention", "attention_with_sinks", "attention_by_distance"])
+def test_attention_with_biases(op: str, seed: int) -> None:
+    """By distance, in one direction and in both; sinks; windows, holes and caps with them."""
+    rng = np.random.default_rng([seed, len(op)])
+    lengths = [(int(rng.integers(0, 40)), int(rng.integers(1, 13))) for _ in range(2)]
+    sizes = {"heads": 6, "kv_heads": int(rng.choice([1, 2, 3])), "head_dim": int(rng.choice([7, 16]))}
+    more = {"bias": ["none", "alibi", "scaled_alibi@6/16"][seed], "causal": seed % 2}
+    check(attention(rng, str(rng.choice(list(KV_KINDS))), op, lengths, **sizes, **more))
+
+
+@pytest.mark.parametrize("op", ["cross_attention", "store_kv"])
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_sources_and_what_is_kept_of_them(kind: str, op: str) -> None:
+    for seed in range(2):
+        check(ATTENTION_CASES[op](np.random.default_rng([seed, len(op)]), kind))
+
+
+def test_heads_of_one_kv_head() -> None:
+    """More than a block takes go to several; a number of them that nothing divides, each to its own."""
+    for heads in (12, 11):
+        sizes = {"heads": heads, "kv_heads": 1, "head_dim": 10, "bias": "alibi", "causal": 1}
+        check(attention(np.random.default_rng(heads), "f32", lengths=[(9, 2)], **sizes))
 
 
 def test_a_sum_of_rows_and_a_bias() -> None:

@@ -1,0 +1,70 @@
+"""The compiled functions of an artifact for CUDA as a Runner calls them, with the cache and weights on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.cuda.cudart import TO_DEVICE
+from llmc.runtime.cuda.device import Device, Progress, the_device
+from llmc.runtime.cuda.padding import SPARE_PAGES
+from llmc.runtime.cuda.pages import DevicePages
+from llmc.runtime.cuda.steps import DeviceStep
+from llmc.runtime.loading import library
+from llmc.runtime.loading.artifact import Artifact
+from llmc.runtime.loading.bind import RESULTS, WITHOUT_CACHE
+from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.runner import Step
+
+_FILLED_UP = ("step", "encode")
+
+
+def bind_to_device(
+    artifact: Artifact[Manifest], weights: list[NDArray[Any]], tokens_in: Callable[[int], int],
+    progress: Progress | None,
+) -> tuple[PagePool, dict[str, Step]]:  # fmt: skip
+    """The cache, and name -> function of index arrays alone, as `loading.bind` gives them.
+
+    tokens_in: how many tokens the cache is for, when so many bytes of the device are free. Raises ArtifactError when
+    the library cannot be loaded, LlmcError when the device has too little memory or fails.
+    """
+    names = artifact.manifest.functions
+    functions = library.load_functions(artifact, names)
+    device = the_device()
+    stored = device.ffi.Array(device.upload(weights, progress))
+    pages = PagePool(artifact.manifest.kv, tokens_in(device.cudart.free_bytes()), partial(_pages, device))
+    cache = device.ffi.Array([layer.tensor for layer in pages.layers])
+    made: dict[str, Step] = {}
+    for name, function in zip(names, functions, strict=True):
+        bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
+        if name in _FILLED_UP:
+            made[name] = DeviceStep(device, function, bound, len(pages.groups), pages.num_pages, RESULTS[name])
+        else:
+            made[name] = partial(_call, device, function, bound, RESULTS.get(name))
+    return pages, made
+
+
+def _pages(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DevicePages:
+    return DevicePages(device, shape, dtype, SPARE_PAGES)
+
+
+def _call(
+    device: Device, function: Callable[..., Any], bound: tuple[Any, ...], most: int | None, *arrays: NDArray[Any]
+) -> Any:
+    """Call a function of arrays of the host as they are; one array, or the first `most` of its results."""
+    with device.lock:
+        tensors = [device.tensor(array.shape, array.dtype, "what a step is given") for array in arrays]
+        for tensor, array in zip(tensors, arrays, strict=True):
+            device.cudart.copy(tensor.data_ptr(), array.ctypes.data, array.nbytes, TO_DEVICE, device.stream)
+        with device.ffi.use_raw_stream(device.handle, device.stream):
+            found = function(*tensors, *bound)
+        if most is None:
+            return device.read(found)
+        results = [device.read(found[number]) for number in range(min(len(found), most))]
+        device.wait()
+        return results

@@ -1,0 +1,180 @@
+"""A compiled step on a device: of index arrays that are filled up, and captured where the same sizes come again.
+
+A step of few rows takes less time on the device than it takes to put its kernels on the stream one by one. So what such
+a step puts there is noted down the second time that its sizes come, copies included, and then launched as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer
+from llmc.runtime.cuda.device import Device, Pinned
+from llmc.runtime.cuda.dlpack import DeviceMemory
+from llmc.runtime.cuda.padding import I32, Sizes, fill, sizes_of
+from llmc.runtime.errors import LlmcError
+
+_CAPTURED_ROWS = 64  # of a step that is captured, at most: one of more rows keeps the device busy for long enough
+_MOST_CAPTURED = 64  # sets of sizes
+_INDEX_BYTES = 4 << 20  # of the index arrays of a step that is captured, at most
+_RESULT_BYTES = 16 << 20  # of results that are under way at once, unless a captured step has more
+
+I32_TYPE = np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step that was noted down. `tensors`: its results, which must not be given to others; `places` in `results`."""
+
+    graph: Pointer
+    tensors: list[Any]
+    results: Pinned
+    places: list[int]
+
+
+class DeviceStep:
+    """Index arrays of the host -> results, arrays of the host.
+
+    function: of index arrays, and then `bound`, tensors of the device. groups: of layers, with a list of pages each.
+    spare: the first of the pages that stand for nobody. most: results that are looked at.
+    """
+
+    def __init__(
+        self, device: Device, function: Callable[..., Any], bound: tuple[Any, ...], groups: int, spare: int, most: int
+    ) -> None:
+        self._device = device
+        self._function = function
+        self._bound = bound
+        self._groups = groups
+        self._spare = spare
+        self._most = most
+        self._item = device.ffi.get_global_func("ffi.ArrayGetItem")
+        self._index = Pinned(device.cudart, _INDEX_BYTES)
+        self._index_tensor = device.tensor((_INDEX_BYTES // 4,), I32_TYPE, "the index arrays")
+        self._results = Pinned(device.cudart, _RESULT_BYTES)
+        self._seen: dict[Sizes, int] = {}
+        self._views: dict[Sizes, _Cut] = {}
+        self._captured: dict[Sizes, Captured] = {}
+
+    def __call__(self, *arrays: I32) -> list[NDArray[Any]]:
+        """The results of one step, of as many rows as were wanted."""
+        sizes = sizes_of(list(arrays), self._groups)
+        nbytes, wanted = 4 * sizes.places[-1], len(arrays[6 + self._groups])
+        with self._device.lock:
+            if nbytes > _INDEX_BYTES:
+                return self._run_large(sizes, list(arrays), wanted)
+            index: I32 = self._index.array[:nbytes].view(np.int32)
+            fill(index, list(arrays), sizes, self._spare)
+            captured = self._captured.get(sizes) or self._capture(sizes)
+            if captured is None:
+                return self._read(self._put(sizes), wanted)
+            self._device.cudart.launch(captured.graph, self._device.stream)
+            self._device.wait()
+            return [
+                _array(captured.results, place, tensor)[:wanted].copy()
+                for place, tensor in zip(captured.places, captured.tensors, strict=True)
+            ]
+
+    def close(self) -> None:
+        """Throw what was captured away."""
+        for captured in self._captured.values():
+            self._device.cudart.free_graph(captured.graph)
+        self._captured.clear()
+
+    def _put(self, sizes: Sizes) -> list[Any]:
+        """Put the copy of the index arrays and the step on the stream; its results, tensors of the device."""
+        device = self._device
+        device.cudart.copy(
+            self._index_tensor.data_ptr(), self._index.pointer, 4 * sizes.places[-1], TO_DEVICE, device.stream
+        )
+        if sizes not in self._views:
+            if len(self._views) >= _MOST_CAPTURED:
+                self._views.clear()
+            self._views[sizes] = _Cut(device, self._index_tensor, sizes)
+        return self._call(self._views[sizes].tensors)
+
+    def _call(self, index: list[Any]) -> list[Any]:
+        with self._device.ffi.use_raw_stream(self._device.handle, self._device.stream):
+            found = self._function(*index, *self._bound)
+        return [self._item(found, number) for number in range(min(len(found), self._most))]
+
+    def _run_large(self, sizes: Sizes, arrays: list[I32], wanted: int) -> list[NDArray[Any]]:
+        """A step with more pages than are listed beforehand."""
+        index = np.empty(sizes.places[-1], np.int32)
+        fill(index, arrays, sizes, self._spare)
+        tensor = self._device.tensor(index.shape, index.dtype, "the index arrays")
+        self._device.cudart.copy(tensor.data_ptr(), index.ctypes.data, index.nbytes, TO_DEVICE, self._device.stream)
+        return self._read(self._call(_Cut(self._device, tensor, sizes).tensors), wanted)
+
+    def _capture(self, sizes: Sizes) -> Captured | None:
+        """Note a step down whose sizes come again; None where it is to be run as it is.
+
+        The first one has left memory of all the sizes that it takes: in a capture none can be had from the device.
+        """
+        if sizes.rows > _CAPTURED_ROWS or len(self._captured) >= _MOST_CAPTURED:
+            return None
+        self._seen[sizes] = self._seen.get(sizes, 0) + 1
+        if self._seen[sizes] != 2:  # the first time, and where a capture has failed
+            return None
+        device = self._device
+        device.wait()
+        device.cudart.begin_capture(device.stream)
+        try:
+            tensors = self._put(sizes)
+            places = [0, *itertools.accumulate(_nbytes(tensor) for tensor in tensors)]
+            results = self._results_of(places.pop())
+            for place, tensor in zip(places, tensors, strict=True):
+                pointer = results.pointer + place
+                device.cudart.copy(pointer, tensor.data_ptr(), _nbytes(tensor), TO_HOST, device.stream)
+            graph = device.cudart.end_capture(device.stream)
+        except (LlmcError, RuntimeError):  # TVM's are RuntimeErrors; run as it is, it fails again if it is at fault
+            device.cudart.abandon_capture(device.stream)
+            return None
+        self._captured[sizes] = Captured(graph, tensors, results, places)
+        return self._captured[sizes]
+
+    def _results_of(self, nbytes: int) -> Pinned:
+        """Pinned memory for results; steps captured before keep theirs."""
+        if nbytes > self._results.array.nbytes:
+            self._results = Pinned(self._device.cudart, nbytes)
+        return self._results
+
+    def _read(self, tensors: list[Any], wanted: int) -> list[NDArray[Any]]:
+        """The first `wanted` rows of results, through pinned memory."""
+        device, memory = self._device, self._results
+        found = []
+        for tensor in tensors:
+            array = np.empty((wanted, *tensor.shape[1:]), str(tensor.dtype))
+            flat = array.reshape(-1).view(np.uint8)
+            for first in range(0, flat.nbytes, memory.array.nbytes):
+                part = flat[first : first + memory.array.nbytes]
+                device.cudart.copy(memory.pointer, tensor.data_ptr() + first, part.nbytes, TO_HOST, device.stream)
+                device.wait()
+                part[:] = memory.array[: part.nbytes]
+            found.append(array)
+        return found
+
+
+class _Cut:
+    """Index arrays that lie one after another in a tensor, as tensors of their own."""
+
+    def __init__(self, device: Device, tensor: Any, sizes: Sizes) -> None:
+        first = int(tensor.data_ptr())
+        places = zip(sizes.places, sizes.shapes, strict=False)
+        self._memory = [DeviceMemory(first + 4 * place, shape, I32_TYPE) for place, shape in places]
+        self.tensors = [device.ffi.from_dlpack(memory) for memory in self._memory]
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(str(tensor.dtype)).itemsize
+
+
+def _array(memory: Pinned, place: int, tensor: Any) -> NDArray[Any]:
+    shape, dtype = tuple(tensor.shape), np.dtype(str(tensor.dtype))
+    return memory.array[place : place + _nbytes(tensor)].view(dtype).reshape(shape)

@@ -1,0 +1,134 @@
+"""Artifacts for CUDA run by llmc's runtime on an emulated device (tests/gpu/emulated.py), in processes of their own.
+
+TVM's CUDA source, host code and runtime are the real ones; `tests/gpu/check_models.py` is what runs on a GPU too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.compiler.driver import compile_model
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "gpu"), str(Path(__file__).parent)]
+import emulated
+from test_cuda import MODELS
+
+pytestmark = pytest.mark.skipif(not emulated.available(), reason="no g++ here, or not an x86-64 processor")
+TARGET = "cuda:sm_80"
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that has the emulated device."""
+    folder = emulated.build(tmp_path_factory.mktemp("device"))
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def compile_pair(source: Path, pack: Path, name: str, quant: str, kv: str) -> None:
+    """NAME.cpu.llmc and NAME.cuda.llmc."""
+    compile_model(source, pack / f"{name}.cpu.llmc", quant=quant, kv=kv, activations="f32")
+    with emulated.compiling():
+        compile_model(source, pack / f"{name}.cuda.llmc", quant=quant, kv=kv, target=TARGET)
+
+
+def run(device: dict[str, str], *command: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=device | more,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_models_on_a_device(device: dict[str, str], tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Every structure: logits, tokens, and queries that give way in a small cache."""
+    for model_type, (config, quant, kv) in MODELS.items():
+        compile_pair(tiny_model(model_type, **config), tmp_path, model_type, quant, kv)
+    sizes = ["--prompts", 6, "--longest", 40, "--tokens", 6]
+    done = run(device, ROOT / "gpu" / "check_models.py", tmp_path, "--json", tmp_path / "rows.json", *sizes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == sorted(MODELS)
+    assert all(min(row["preempted"]) > 0 for row in rows), rows
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cuda") / "tiny.llmc"
+    with emulated.compiling():
+        compile_model(tiny_model("llama"), path, quant="q8", target=TARGET)
+    return path
+
+
+STEPS = """
+import ctypes, sys
+import numpy as np
+import llmc.runtime
+from llmc.runtime.errors import LlmcError
+count = ctypes.CDLL("libcudart.so.13").emulated_count
+uploads = []
+with llmc.runtime.load(sys.argv[1], cache_tokens=640, progress=lambda *said: uploads.append(said)) as model:
+"""
+
+
+def steps(device: dict[str, str], artifact: Path, body: str, **more: str) -> dict[str, Any]:
+    """What a script prints as JSON of a model that it has loaded; `body` is indented under `with`."""
+    done = run(device, "-c", STEPS + body, artifact, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_steps_that_come_again_are_captured(device: dict[str, str], artifact: Path) -> None:
+    """Each size once; a captured step gives what it gives as it is, and asks the device for no memory."""
+    found = steps(
+        device, artifact, """
+    import json
+    from llmc.runtime.cuda import steps
+    prompt = list(range(5, 40))
+    plain, steps._CAPTURED_ROWS = steps._CAPTURED_ROWS, 0
+    wanted = model.generate(prompt, max_tokens=12, ignore_eos=True).ids
+    steps._CAPTURED_ROWS = plain
+    before = count(b"captures"), count(b"graphs")
+    mine = [model.generate(prompt, max_tokens=12, ignore_eos=True).ids for _ in range(2)]
+    middle = count(b"launches"), count(b"allocations"), count(b"captures")
+    mine.append(model.generate(prompt, max_tokens=12, ignore_eos=True).ids)
+    after = count(b"launches"), count(b"allocations"), count(b"captures")
+    print(json.dumps({"same": all(each == wanted for each in mine), "before": before,
+                      "graphs": count(b"graphs"), "more": [b - a for a, b in zip(middle, after)],
+                      "uploads": uploads}))
+""")  # fmt: skip
+    assert found["same"]
+    assert found["before"] == [0, 0]
+    assert found["graphs"] >= 30
+    launches, allocations, captures = found["more"]
+    assert (launches, captures, allocations) == (0, 0, 0)  # of the third: even what is left of the prompt
+    stage, done, total = found["uploads"][-1]
+    assert (stage, done) == ("upload", total)
+
+
+def test_a_device_that_fails_or_is_too_small(device: dict[str, str], artifact: Path) -> None:
+    """One line, exit code 1."""
+    for bytes_, message in ((200_000, "no room for the weights"), (1_500_000, "no room for the KV cache")):
+        done = run(device, "-m", "llmc", "run", artifact, "hello", "--raw", "--max-tokens", 4,
+                   LLMC_EMULATED_BYTES=str(bytes_))  # fmt: skip
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    done = run(device, "-m", "llmc", "run", artifact, "hello", "--raw", "--max-tokens", 4, LLMC_EMULATED_CHIP="75")
+    assert done.returncode == 1
+    assert "cuda-sm_80 needs a device that runs sm_80 (here: sm_75)" in done.stderr
+    done = run(device, "-m", "llmc", "run", artifact, "hello", "--raw", "--max-tokens", 4, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["ids"]) == 4

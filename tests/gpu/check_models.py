@@ -1,0 +1,122 @@
+"""Models on a GPU against the same models on the CPU: logits, tokens, many queries in a small cache.
+
+    python tests/gpu/check_models.py PACK [--json FILE]
+
+PACK is a folder of pairs: NAME.cpu.llmc, and NAME.cuda.llmc of the same weights. Needs llmc's runtime alone. Ends with
+1 if a check fails; prompts are other ones at every run, by a seed that is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.runtime import load
+from llmc.runtime.model import Model
+
+PROMPTS, NEW_TOKENS = 20, 16
+LIMITS = {
+    "f32": 2e-4,
+    "bf16": 2e-2,
+    "q8": 2e-2,
+}  # by the kind of KV pages: greatest difference of logits, of the greatest logit
+Row = dict[str, Any]
+
+
+def prompts_of(model: Model, seed: int, count: int, longest: int) -> list[list[int]]:
+    """Token ids of prompts of different lengths; every third begins as the first one does."""
+    random = np.random.default_rng(seed)
+    vocab = model.manifest["vocab"]
+    made = [random.integers(0, vocab, random.integers(1, longest)).tolist() for _ in range(count)]
+    return [made[0][:40] + prompt if number % 3 == 2 else prompt for number, prompt in enumerate(made)]
+
+
+def logits(model: Model, prompt: list[int]) -> np.ndarray:
+    """Of the last token, read in two steps."""
+    runner = model.runner
+    sequence = runner.new_sequence()
+    try:
+        if len(prompt) > 1:
+            runner.step([(sequence, prompt[:-1])])
+        return runner.step([(sequence, prompt[-1:])]).logits[0]
+    finally:
+        runner.release(sequence)
+
+
+def check(cpu: Path, cuda: Path, seed: int, prompts: int, longest: int, tokens: int) -> Row:
+    """One pair; what was found."""
+    start = time.perf_counter()
+    with load(cpu) as model:
+        asked = prompts_of(model, seed, prompts, longest)
+        wanted_rows = [logits(model, prompt) for prompt in asked]
+        wanted = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
+        kind = model.manifest["kv"]["dtype"]
+    loaded = time.perf_counter()
+    with load(cuda, cache_tokens=16 * (longest + 60)) as model:
+        load_s = time.perf_counter() - loaded
+        worst = max(map(difference, (logits(model, prompt) for prompt in asked), wanted_rows))
+        alone = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
+    pressed = {}
+    for preemption in ("recompute", "swap"):
+        with load(cuda, cache_tokens=2 * (longest + tokens + 60), preemption=preemption) as model:
+            together = [each.ids for each in model.generate_batch(asked, max_tokens=tokens, ignore_eos=True)]
+            pressed[preemption] = (together == alone, model.engine.stats.preempted)
+            model.engine.forget_prefixes()
+            model.runner.pool.check([])
+    agreeing = sum(mine == theirs for mine, theirs in zip(alone, wanted, strict=True))
+    row: Row = {
+        "model": cuda.name.split(".")[0], "kv": kind, "worst_logit": worst, "agreeing": agreeing, "prompts": prompts,
+        "same_together": all(same for same, _ in pressed.values()),
+        "preempted": [count for _, count in pressed.values()], "load_s": load_s,
+        "seconds": time.perf_counter() - start,
+    }  # fmt: skip
+    row["passed"] = worst <= LIMITS[kind] and bool(row["same_together"]) and (kind != "f32" or agreeing == prompts)
+    return row
+
+
+def difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The greatest, of the greatest logit."""
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def pairs(pack: Path) -> Iterator[tuple[Path, Path]]:
+    """Artifacts for CPUs and for CUDA."""
+    for cuda in sorted(pack.glob("*.cuda.llmc")):
+        yield cuda.with_name(cuda.name.replace(".cuda.", ".cpu.")), cuda
+
+
+def main() -> int:
+    """Check all pairs, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--longest", type=int, default=120, help="tokens of a prompt, at most")
+    parser.add_argument("--tokens", type=int, default=NEW_TOKENS)
+    options = parser.parse_args()
+    rows = []
+    print(f"seed {options.seed}")
+    for cpu, cuda in pairs(options.pack):
+        row = check(cpu, cuda, options.seed, options.prompts, options.longest, options.tokens)
+        rows.append(row)
+        print(
+            f"{row['model']:16} {row['kv']:5} logits {row['worst_logit']:.1e}  same tokens {row['agreeing']}/"
+            f"{row['prompts']}  together {'same' if row['same_together'] else 'DIFFERENT'} (preempted "
+            f"{'/'.join(map(str, row['preempted']))})  {row['seconds']:.1f} s  {'ok' if row['passed'] else 'FAILED'}",
+            flush=True,
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"seed": options.seed, "rows": rows}, indent=1))
+    return 0 if rows and all(row["passed"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

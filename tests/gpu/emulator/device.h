@@ -1,0 +1,188 @@
+// CUDA C++ on a CPU: the words of the language that TVM's generated source uses, and the threads of a block as fibers.
+//
+// It is put in front of that source, which g++ then compiles into a shared object; runtime.cc loads it in a cubin's place.
+// One block runs at a time. Its threads take turns at barriers and shuffles, in an order that changes from turn to turn,
+// so that what only works in one order does not work here.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define __global__
+#define __device__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __restrict__ __restrict
+
+#define LLMC_VECTOR(name, type, bytes) \
+  struct alignas(2 * (bytes)) name##2 { type x, y; }; \
+  struct alignas(4 * (bytes) > 16 ? 16 : 4 * (bytes)) name##4 { type x, y, z, w; }; \
+  [[maybe_unused]] static name##2 make_##name##2(type x, type y) { return {x, y}; } \
+  [[maybe_unused]] static name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+LLMC_VECTOR(float, float, 4)
+LLMC_VECTOR(int, int, 4)
+LLMC_VECTOR(uint, unsigned, 4)
+LLMC_VECTOR(ushort, unsigned short, 2)
+LLMC_VECTOR(short, short, 2)
+LLMC_VECTOR(uchar, unsigned char, 1)
+
+struct Place { unsigned x, y, z; };
+static Place threadIdx, blockIdx, blockDim, gridDim;
+
+template <class T> static T min(T a, T b) { return b < a ? b : a; }
+template <class T> static T max(T a, T b) { return a < b ? b : a; }
+[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+[[maybe_unused]] static float __fdividef(float a, float b) { return a / b; }
+
+namespace emulated {
+
+constexpr unsigned WARP = 32, MOST_THREADS = 1024;
+constexpr size_t STACK_BYTES = 256 << 10;
+
+enum State { READY, AT_BLOCK, AT_WARP, DONE };
+
+struct Fiber {
+  void *stack_pointer;
+  State state;
+  Place place;
+};
+
+using Kernel = void (*)(void **);
+
+static Fiber fibers[MOST_THREADS];
+static char *stacks;
+static void *scheduler;
+static unsigned threads, current;
+static Kernel kernel;
+static void **arguments;
+alignas(16) static char slots[MOST_THREADS][16];  // what a thread shows the others of its warp
+
+// Save the registers that calls must keep, leave this stack for another one, and take up what was saved there.
+extern "C" void llmc_switch(void **from, void *to);
+#if defined(__x86_64__)
+asm(R"(
+.text
+.local llmc_switch
+llmc_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+)");
+#else
+#error "fibers are written for x86-64"
+#endif
+
+static void leave(State state) {
+  Fiber &fiber = fibers[current];
+  fiber.state = state;
+  llmc_switch(&fiber.stack_pointer, scheduler);
+}
+
+static void begin() {
+  kernel(arguments);
+  leave(DONE);
+  abort();
+}
+
+static void prepare(unsigned thread) {
+  Fiber &fiber = fibers[thread];
+  fiber.state = READY;
+  fiber.place = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
+  void **top = reinterpret_cast<void **>(stacks + (thread + 1) * STACK_BYTES);
+  *--top = nullptr;                            // as if begin had been called: the stack is aligned so
+  *--top = reinterpret_cast<void *>(&begin);   // where the first switch returns to
+  for (int saved = 0; saved < 6; saved++) *--top = nullptr;
+  fiber.stack_pointer = top;
+}
+
+static void run(unsigned thread) {
+  current = thread;
+  threadIdx = fibers[thread].place;
+  llmc_switch(&scheduler, fibers[thread].stack_pointer);
+}
+
+static unsigned in_state(unsigned first, unsigned count, State state) {
+  unsigned found = 0;
+  for (unsigned thread = first; thread < first + count; thread++) found += fibers[thread].state == state;
+  return found;
+}
+
+static void release(unsigned first, unsigned count, State state) {
+  for (unsigned thread = first; thread < first + count; thread++)
+    if (fibers[thread].state == state) fibers[thread].state = READY;
+}
+
+// 0, or what is wrong.
+static const char *run_block() {
+  for (unsigned thread = 0; thread < threads; thread++) prepare(thread);
+  for (unsigned turn = 0;; turn++) {
+    for (unsigned each = 0; each < threads; each++) {
+      unsigned thread = turn % 2 ? threads - 1 - each : (each + turn * WARP) % threads;
+      if (fibers[thread].state == READY) run(thread);
+    }
+    bool freed = false;
+    for (unsigned warp = 0; warp < threads; warp += WARP) {
+      unsigned waiting = in_state(warp, WARP, AT_WARP);
+      if (waiting == WARP) {
+        release(warp, WARP, AT_WARP);
+        freed = true;
+      } else if (waiting) {
+        return "a shuffle that only some threads of a warp reach";
+      }
+    }
+    unsigned done = in_state(0, threads, DONE), waiting = in_state(0, threads, AT_BLOCK);
+    if (done == threads) return nullptr;
+    if (freed) continue;
+    if (waiting != threads) return "a barrier that only some threads of a block reach";
+    release(0, threads, AT_BLOCK);
+  }
+}
+
+static const char *run_grid(Kernel function, const unsigned *grid, const unsigned *block, void **given) {
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  threads = block[0] * block[1] * block[2];
+  if (!threads || threads > MOST_THREADS || threads % WARP) return "a block of no such size";
+  if (!stacks) stacks = static_cast<char *>(aligned_alloc(4096, MOST_THREADS * STACK_BYTES));
+  kernel = function;
+  arguments = given;
+  for (unsigned z = 0; z < grid[2]; z++)
+    for (unsigned y = 0; y < grid[1]; y++)
+      for (unsigned x = 0; x < grid[0]; x++) {
+        blockIdx = {x, y, z};
+        if (const char *wrong = run_block()) return wrong;
+      }
+  return nullptr;
+}
+
+}  // namespace emulated
+
+[[maybe_unused]] static void __syncthreads() { emulated::leave(emulated::AT_BLOCK); }
+[[maybe_unused]] static void __syncwarp(unsigned = ~0u) { emulated::leave(emulated::AT_WARP); }
+
+// What thread `lane` of the warp shows: all of them show and look at the same time.
+template <class T> static T llmc_of_lane(T value, unsigned lane) {
+  using namespace emulated;
+  static_assert(sizeof(T) <= sizeof(slots[0]));
+  unsigned first = current & ~(WARP - 1);
+  memcpy(slots[current], &value, sizeof value);
+  leave(AT_WARP);
+  memcpy(&value, slots[first + (lane & (WARP - 1))], sizeof value);
+  leave(AT_WARP);
+  return value;
+}
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return llmc_of_lane(value, emulated::current ^ mask);
+}
+template <class T> static T __shfl_sync(unsigned, T value, int lane, int = 32) { return llmc_of_lane(value, lane); }
+template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int = 32) {
+  unsigned lane = emulated::current % emulated::WARP;
+  return llmc_of_lane(value, lane + by < emulated::WARP ? lane + by : lane);
+}
