@@ -213,7 +213,7 @@ def _shared_out(experts: _Experts, shares: Any, out: Any) -> None:
         experts.begin(thread)
         column, worker = T.floormod(thread, TILE), T.floordiv(thread, TILE)
         sums, parts, totals = local((GROUP,)), parts_of(GROUP), shared((GROUP, TILE))
-        rows, starts = (local((GROUP,), "int32") for _ in range(2))
+        rows, starts = (shared((GROUP,), "int32") for _ in range(2))  # not in registers, of which ptxas is short
         result = shared((chunk, TILE))
         zero = partial(T.buffer_store, result, f32(0))
         strided(chunk * TILE, thread, THREADS, lambda i: zero([T.floordiv(i, TILE), T.floormod(i, TILE)]))
@@ -221,21 +221,21 @@ def _shared_out(experts: _Experts, shares: Any, out: Any) -> None:
         with T.serial(0, experts.count) as expert:
             first, size = _held(ends[expert]), _held(ends[expert + 1] - ends[expert])
             with T.serial(0, T.floordiv(size[0] + GROUP - 1, GROUP)) as step:
-                for m in range(GROUP):
-                    pair = _held(order[first[0] + T.min(step * GROUP + m, size[0] - 1)])[0]
-                    T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [m])
-                    T.buffer_store(starts, T.floormod(pair, used) * experts.columns, [m])
+                with T.If(thread < GROUP), T.Then():
+                    pair = _held(order[first[0] + T.min(step * GROUP + thread, size[0] - 1)])[0]
+                    T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [thread])
+                    T.buffer_store(starts, T.floormod(pair, used) * experts.columns, [thread])
+                barrier()
                 experts.multiply(expert, tile, sums, rows, starts)
                 put(parts, thread, sums)
                 T.buffer_store(totals, total(parts, worker, column), [worker, column])
                 barrier()
                 # One thread adds up an output of all rows: a row may use an expert twice.
-                with T.If(worker == 0), T.Then():
-                    for m in range(GROUP):
-                        with T.If(step * GROUP + m < size[0]), T.Then():
-                            own = _held(rows[m] - block * chunk)[0]
-                            share = shares[rows[m], T.floordiv(starts[m], experts.columns)]
-                            T.buffer_store(result, fma(share, totals[m, column], result[own, column]), [own, column])
+                with T.If(worker == 0), T.Then(), T.serial(0, T.min(size[0] - step * GROUP, GROUP)) as m:
+                    pair = _held(order[first[0] + step * GROUP + m])[0]
+                    own, place = T.floordiv(pair, used), T.floormod(pair, used)
+                    more = fma(shares[block * chunk + own, place], totals[m, column], result[own, column])
+                    T.buffer_store(result, more, [own, column])
         barrier()
 
         def write(i: Any) -> None:

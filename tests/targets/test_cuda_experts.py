@@ -26,8 +26,11 @@ def row_of(case: Case, row: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-@pytest.mark.parametrize("name", FORMATS)
+# The way out reads weights as the way in does: one format of each kind.
+OUT = ("f32", "bf16", "q8", "q4", "c3h", "q4_k", "mxfp4")
+
+
+@pytest.mark.parametrize(("name", "way"), [*((name, "in") for name in FORMATS), *((name, "out") for name in OUT)])
 def test_experts_of_every_format(name: str, way: str) -> None:
     """Of several rows, and of one alone, which takes another kernel: the same bits."""
     rng = np.random.default_rng([len(name), len(way)])
@@ -41,10 +44,10 @@ def test_experts_of_every_format(name: str, way: str) -> None:
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_rows_in_more_than_one_block(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pairs of an expert in a block, and a last block that is not full: what blocks hold does not change a bit."""
-    case = experts(np.random.default_rng(3), f"packed_experts_{way}", "q4", rows=21)
+    case = experts(np.random.default_rng(3), f"packed_experts_{way}", "q4", rows=13)
     (whole,) = check(case)
     for name in ("FOUND", "SORTED"):
-        monkeypatch.setattr(kernels, name, 20)
+        monkeypatch.setattr(kernels, name, 16)
     (parts,) = check(case)
     np.testing.assert_array_equal(parts, whole)
 
