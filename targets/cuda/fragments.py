@@ -1,7 +1,7 @@
 """Operands of tensor cores: four columns of a row as words of bfloat16 pairs, in one part or in two.
 
-A float32 number is the sum of two bfloat16 numbers up to 2^-17 of itself: the nearest one, and the nearest one to what
-is left. Products of parts summed in float32, all but the one of the two small parts, are products of floats to 2^-16.
+A float32 number is the sum of two bfloat16 numbers up to 2^-18 of itself: the nearest one, and the nearest one to what
+is left. Of a product of two floats, all products of their parts but that of the two small ones are it up to 3 * 2^-18.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.launch import f32, from_bf16, local
+from llmc.targets.cuda.launch import f32, from_bf16, local, u32
 from llmc.targets.cuda.prelude import bf16_pair
 from llmc.targets.vector import i32
 
@@ -22,8 +22,8 @@ Read = Callable[[Any, Any, Any, bool], Parts]
 
 
 def products(weight_parts: int, x_parts: int) -> list[tuple[int, int]]:
-    """Which part of a weight meets which part of x, the least product first."""
-    return [(i, j) for i, j in ((1, 0), (0, 1), (0, 0)) if i < weight_parts and j < x_parts]
+    """Which part of a weight meets which part of x, the greatest product last."""
+    return [(i, j) for i, j in ((0, 1), (1, 0), (0, 0)) if i < weight_parts and j < x_parts]
 
 
 def parted(numbers: list[Any], parts: int) -> Parts:
@@ -43,12 +43,12 @@ def parted(numbers: list[Any], parts: int) -> Parts:
 
 def low(pair: Any) -> Any:
     """The first number of a pair of bfloat16, as float32."""
-    return from_bf16(pair & T.uint32(0xFFFF))
+    return from_bf16(pair & u32(0xFFFF))
 
 
 def high(pair: Any) -> Any:
     """The second one."""
-    return T.reinterpret("float32", pair & T.uint32(0xFFFF0000))
+    return T.reinterpret("float32", pair & u32(0xFFFF0000))
 
 
 def floats(columns: int) -> Read:

@@ -2,7 +2,7 @@
 
 A warp multiplies 16 outputs, one tile of packed weights, with 8 rows of x at a time. Which of the 16 columns of such a
 product is which is ours to choose, so lanes keep what they read: a lane has rows g and g + 8 of the tile and row g of
-x, g = lane / 4, and takes every fourth unit of columns; four of them in each step. No weight goes through shared memory.
+x, g = lane / 4, and every fourth unit of columns, four of them a step. No weight goes through shared memory.
 
 Sums are made in one order whatever the number of rows: a slab is four units of columns, neighbouring slabs make up a
 strand, which is summed from zero, and strands are added in order. With few rows each strand has a warp of its own, with
@@ -107,7 +107,7 @@ def _few(product: _Product) -> None:
         whole = weights.unit * UNITS * product.slabs() == product.columns
         sums = local((shape.rows * shape.tiles * 4,))
         fill(sums, f32(0))
-        with T.serial(0, product.slabs_of(strand)) as i:
+        with T.serial(0, product.slabs_of(strand), unroll=False) as i:
             unit = (strand * product.run() + i) * UNITS + quarter
 
             def x(rows: Any, step: int, unit: Any = unit) -> list[Any]:
@@ -133,7 +133,7 @@ def _gather(product: _Product, sums: Any, outputs: Any, block: Any, thread: Any)
                 T.buffer_store(parts, sums[(n * shape.tiles + tile) * 4 + i], [strand, row, column])
     barrier()
     total, threads = local((1,)), strands * WARP
-    with T.serial(0, -(-rows * wide // threads)) as step:
+    with T.serial(0, -(-rows * wide // threads), unroll=False) as step:
         place = step * threads + thread
         own, column = T.floordiv(place, wide), T.floormod(place, wide)
         row, output = block * rows + own, outputs * wide + column
@@ -163,9 +163,9 @@ def _many(product: _Product, warps: int) -> None:
         tile = (outputs * warps + warp) * shape.tiles
         with T.serial(0, count) as i:
             T.buffer_store(totals, f32(0), [i, thread])
-        with T.serial(0, product.strands()) as strand:
+        with T.serial(0, product.strands(), unroll=False) as strand:
             fill(sums, f32(0))
-            with T.serial(0, product.slabs_of(strand)) as i:
+            with T.serial(0, product.slabs_of(strand), unroll=False) as i:
                 slab = strand * product.run() + i
 
                 def stage(step: int, slab: Any = slab) -> None:
@@ -253,8 +253,8 @@ def _slab(
         with T.unroll(0, shape.rows) as n:
             for i, word in enumerate(x(n, step)):
                 T.buffer_store(b, word, [i])
-            for own in range(shape.tiles):
-                for i, j in products(weight_parts, x_parts):
+            for i, j in products(weight_parts, x_parts):  # neighbours add to other sums: none waits for the one before
+                for own in range(shape.tiles):
                     mma(sums[(n * shape.tiles + own) * 4], a[(own * weight_parts + i) * 4], b[2 * j])
 
 

@@ -11,23 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
 from llmc.compiler.formats.layout import places
 from llmc.targets.cuda.fragments import Parts, high, low, parted
-from llmc.targets.cuda.launch import barrier, f32, local, shared
+from llmc.targets.cuda.launch import barrier, f32, local, shared, u32
 from llmc.targets.vector import i32
 
 Unit = Iterator[tuple[int, list[Any]]]  # first column in the unit -> the numbers of four columns from there on
 _PLAIN_UNIT = 32
-
-
-def u32(value: int) -> Any:
-    """A uint32 constant."""
-    return tirx.const(value, "uint32")
 
 
 class Weights:

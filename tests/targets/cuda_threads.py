@@ -216,7 +216,9 @@ class _Launch:
             raise Fault(f"a device function that this knows nothing of: {name}")
         self._whole_warps(mask, "a product of tensor cores")
         sums, a, b = (self._pointed(call.args[i + 1], words, mask) for i, words in enumerate((4, 4, 2)))
-        held = tensor_cores.product(*(np.stack([memory.read(*one) for one in places]) for memory, places in (sums, a, b)))
+        held = tensor_cores.product(
+            *(np.stack([memory.read(*one) for one in places]) for memory, places in (sums, a, b))
+        )
         for one, values in zip(sums[1], held, strict=True):
             sums[0].write(*one, values)
 
