@@ -55,12 +55,13 @@ def compile_model(
     Instead, `bpw` (bits per weight) or `size` (bytes of weights) let measurements choose a format for each matrix, and
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
-    weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
-    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `tuned` is a
-    database of `llmc tune`: kernels it knows get their knobs from there, others what is shipped. `tvm_runtime`
-    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `devices` cuts
-    the model for several (docs/partition.md), `split` says how much of it each takes. `spec` is a TOML file that
-    replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
+    weights, else bfloat16. `activations` "f32" does without rounding to int8, "bf16", for CUDA, rounds to bfloat16.
+    `check` compares the result with the unquantized model. `layer_groups` adds the step in so many parts, for
+    `llmc.load(prefill="layered")`. `tuned` is a database of `llmc tune`: kernels it knows get their knobs from there,
+    others what is shipped. `tvm_runtime` is where TVM's runtime for another architecture is: an apache-tvm wheel, or
+    its libtvm_runtime.so. `devices` cuts the model for several (docs/partition.md), `split` says how much of it each
+    takes. `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any work, for what is not
+    understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
@@ -114,11 +115,14 @@ def write_artifact(
 ) -> tuple[dict[str, Any], Loss | None]:
     """Write the artifact of a planned compile, with a library for each target; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
+    from llmc.passes.round_activations import round_activations
 
     kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
     exact = request.activations == "f32" or not all(target.int8_activations for target in chosen)
     stored, step = planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report)
+    if request.activations == "bf16":
+        step = round_activations(step)
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variants = write_libraries(

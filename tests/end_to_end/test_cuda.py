@@ -22,6 +22,7 @@ from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.compile import planned_step
 from llmc.compiler.errors import LlmcError
 from llmc.frontends.source import open_model
+from llmc.passes.round_activations import round_activations
 from llmc.runtime import ArtifactError
 from llmc.targets.cuda.lower import lower
 from llmc.targets.target import get
@@ -65,17 +66,18 @@ def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     compile_model(source, tmp_path / "cpu.llmc", quant=quant, kv=kv_dtype, activations="f32")
     step, weights, manifest = step_of(source, tmp_path / "cpu.llmc")
     (target,) = get(TARGET)
-    ways = {"meanings": step, "kernels": lower(step, target)}
+    ways = {"meanings": step, "kernels": lower(step, target), "rounded": lower(round_activations(step), target)}
     with llmc.load(tmp_path / "cpu.llmc", threads=1, cache_tokens=64) as model:
         wanted = model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
         compiled = model.runner.step_function
         for way, module in ways.items():
             walk, kv = Walk(module, "step", cuda_threads.run), pages(manifest)
 
-            def both(*index: np.ndarray, walk: Walk = walk, kv: list[np.ndarray] = kv) -> Any:
+            def both(*index: np.ndarray, walk: Walk = walk, kv: list[np.ndarray] = kv, way: str = way) -> Any:
                 rows, *others = compiled(*index)
                 mine, *best = walk(*index, kv, weights)[:4]
-                most = float(np.abs(rows).max()) * (ROUNDED if kv_dtype == "bf16" else EXACT)
+                exact = kv_dtype == "f32" and way != "rounded"
+                most = float(np.abs(rows).max()) * (EXACT if exact else ROUNDED)
                 np.testing.assert_allclose(mine, rows, rtol=0, atol=most)
                 return [mine, *best]
 
@@ -119,6 +121,7 @@ def test_what_cuda_cannot_do_yet_is_refused_at_once(tmp_path: Path, monkeypatch:
     refused("unknown target 'cuda:sm_70'; llmc knows: .*cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90", "cuda:sm_70")
     refused("--kv q8: cuda-sm_80 has kernels for f32, bf16", kv="q8")
     refused("--activations i8: kernels of cuda-sm_80", activations="i8")
+    refused("--activations bf16: only kernels for CUDA", target="cpu", activations="bf16")
     refused("--devices: not for cuda-sm_80 so far", devices="0&1")
     refused("--tuned: not for cuda-sm_80 so far", tuned=tmp_path / "db.json")
     refused("a graph: not for cuda-sm_80 so far", source="model.onnx")
