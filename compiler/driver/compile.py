@@ -55,12 +55,13 @@ def compile_model(
     Instead, `bpw` (bits per weight) or `size` (bytes of weights) let measurements choose a format for each matrix, and
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
-    weights, else bfloat16. `activations` "f32" does without rounding to int8. `check` compares the result with the
-    unquantized model. `layer_groups` adds the step in so many parts, for `llmc.load(prefill="layered")`. `tuned` is a
-    database of `llmc tune`: kernels it knows get their knobs from there, others what is shipped. `tvm_runtime`
-    is where TVM's runtime for another architecture is: an apache-tvm wheel, or its libtvm_runtime.so. `devices` cuts
-    the model for several (docs/partition.md), `split` says how much of it each takes. `spec` is a TOML file that
-    replaces the derived spec. Raises LlmcError, before any work, for what is not understood.
+    weights, else bfloat16. `activations` "f32" does without rounding to int8, "bf16", for CUDA, rounds to bfloat16.
+    `check` compares the result with the unquantized model. `layer_groups` adds the step in so many parts, for
+    `llmc.load(prefill="layered")`. `tuned` is a database of `llmc tune`: kernels it knows get their knobs from there,
+    others what is shipped. `tvm_runtime` is where TVM's runtime for another architecture is: an apache-tvm wheel, or
+    its libtvm_runtime.so. `devices` cuts the model for several (docs/partition.md), `split` says how much of it each
+    takes. `spec` is a TOML file that replaces the derived spec. Raises LlmcError, before any work, for what is not
+    understood.
     """
     started = time.perf_counter()
     report = progress or (lambda stage, done, total: None)
@@ -143,10 +144,13 @@ def _steps_of(
 
     Weights are stored in the same way for both.
     """
+    from llmc.passes.round_activations import round_activations
+
     made: dict[bool, tuple[list[StoredWeight], Any]] = {}
     exact = {target: request.activations == "f32" or not target.int8_activations for target in chosen}
     for each in dict.fromkeys(exact.values()):
-        made[each] = planned_step(spec, recipe, kv_dtype, request.layer_groups, each, report)
+        stored, step = planned_step(spec, recipe, kv_dtype, request.layer_groups, each, report)
+        made[each] = stored, round_activations(step) if request.activations == "bf16" else step
     stored, *others = [weights for weights, _ in made.values()]
     assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
     return stored, {target: made[each][1] for target, each in exact.items()}

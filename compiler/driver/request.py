@@ -21,7 +21,7 @@ from llmc.targets.cuda.target import CudaTarget
 
 GRAPHS = (".onnx", ".pt2")  # files whose source is a graph
 KV_DTYPES = ("auto", *KINDS)
-ACTIVATIONS = ("auto", "i8", "f32")
+ACTIVATIONS = ("auto", "i8", "f32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def check_choices(request: Request) -> tuple[targets.AnyTarget, ...]:
     chosen = targets.get(request.target)
     for target in targets.gpus(chosen):
         _check_cuda(request, target, alone=not targets.cpus(chosen))
+    if request.activations == "bf16" and targets.cpus(chosen):
+        raise LlmcError("--activations bf16: only kernels for CUDA multiply quantized weights so; leave it out")
     linker, arch = chosen[0].linker, chosen[0].arch
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")

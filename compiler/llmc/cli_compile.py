@@ -90,10 +90,10 @@ Formats, with bits per weight:
 )
 @click.option(
     "--activations",
-    type=click.Choice(["auto", "i8", "f32"]),
+    type=click.Choice(["auto", "i8", "f32", "bf16"]),
     default="auto",
     show_default=True,
-    help="auto: int8 blocks for quantized weights; f32: exact, and slow on long prompts.",
+    help="auto: int8 blocks for quantized weights; f32: exact, and slow on long prompts; bf16: for CUDA.",
 )
 @click.option(
     "--kv",

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from llmc.targets.build import host_phase, relax_phases
 from llmc.targets.cuda.nvcc import Resources, find_nvcc, machine_code
+from llmc.targets.cuda.prelude import PRELUDE
 from llmc.targets.cuda.target import CudaTarget
 
 # TVM asks this function for the text to keep in place of the CUDA source that it wrote. Where the driver is missing, as
@@ -41,7 +42,7 @@ def _compiling_for(target: CudaTarget) -> Iterator[dict[str, Resources]]:
     found: dict[str, Resources] = {}
 
     def compiled(source: str, *_: Any) -> str:
-        code, taken = machine_code(source, target)
+        code, taken = machine_code(PRELUDE + source, target)
         found.update(taken)
         return CUBIN + base64.b64encode(code).decode()
 

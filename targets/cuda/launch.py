@@ -129,6 +129,11 @@ def greater(a: Any, b: Any) -> Any:
     return T.max(a, b)
 
 
+def u32(value: int) -> Any:
+    """A uint32 constant."""
+    return tirx.const(value, "uint32")
+
+
 def bf16_bits(value: Any) -> Any:
     """Float32 -> the bits of the nearest bfloat16, ties to even, in uint16; as formats.to_bf16 rounds."""
     bits = T.reinterpret("uint32", value)
@@ -143,5 +148,5 @@ def from_bf16(bits: Any) -> Any:
 
 __all__ = [
     "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "fma", "from_bf16", "greater", "held", "i32",
-    "launch", "local", "row_kernel", "shared", "strided", "warp_reduce", "width_threads",
+    "launch", "local", "row_kernel", "shared", "strided", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.cuda.launch import barrier, f32, from_bf16, i32, local, shared
-from llmc.targets.cuda.weights import Weights, u32
+from llmc.targets.cuda.launch import barrier, f32, from_bf16, i32, local, shared, u32
+from llmc.targets.cuda.weights import Weights
 
 THREADS = 128
 WORKERS = THREADS // TILE

@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
 from llmc.compiler.formats.layout import places
-from llmc.targets.cuda.launch import barrier, f32, from_bf16, local, shared
+from llmc.targets.cuda.fragments import Parts, high, low, parted
+from llmc.targets.cuda.launch import barrier, f32, local, shared, u32
 from llmc.targets.vector import i32
 
 Unit = Iterator[tuple[int, list[Any]]]  # first column in the unit -> the numbers of four columns from there on
 _PLAIN_UNIT = 32
-
-
-def u32(value: int) -> Any:
-    """A uint32 constant."""
-    return tirx.const(value, "uint32")
 
 
 class Weights:
@@ -36,9 +31,27 @@ class Weights:
         self.format, self.columns = FORMATS[name], columns
         block = self.format if isinstance(self.format, BlockFormat) else None
         self.unit = block.unit if block else _PLAIN_UNIT
-        self.units = -(-(ceil_to(columns, block.columns) if block else columns) // self.unit)
+        self.units = self.count_units(name, columns)
         self.ragged = columns % self.unit != 0  # the last unit has columns that are none of the matrix's
         self.values = None if block is None or block.values is None else _table(block.values, thread, threads)
+
+    @staticmethod
+    def count_units(name: str, columns: int) -> int:
+        """Units of a row, the last one filled up."""
+        format = FORMATS[name]
+        if isinstance(format, BlockFormat):
+            return ceil_to(columns, format.columns) // format.unit
+        return -(-columns // _PLAIN_UNIT)
+
+    def parts(self, matrix: Any, tile: Any, row: Any, unit: Any, count: int) -> Iterator[Parts]:
+        """The same weights as so many parts of bfloat16, for tensor cores (targets/cuda/fragments.py)."""
+        if self.format.name == "bf16":
+            assert count == 1
+            for first in range(0, self.unit, 4):
+                yield [self._pairs(matrix, tile, row, unit * self.unit + first)]
+            return
+        for _, numbers in self.read(matrix, tile, row, unit):
+            yield parted(numbers, count)
 
     def read(self, matrix: Any, tile: Any, row: Any, unit: Any) -> Unit:
         """Weights of a row 0..15 of a tile, four columns at a time, in order; zeros beyond the last column or any."""
@@ -59,12 +72,12 @@ class Weights:
         return [self._inside(c, matrix, (tile, c, row), f32(0)) for c in (first + i for i in range(4))]
 
     def _read_bf16(self, matrix: Any, tile: Any, row: Any, first: Any) -> list[Any]:
-        numbers = []
-        for column in (first, first + 2):
-            loaded = self._inside(column, matrix, (tile, T.floordiv(column, 2), row), i32(0))
-            word = _held(T.reinterpret("uint32", loaded))
-            numbers += [from_bf16(word & u32(0xFFFF)), T.reinterpret("float32", word & u32(0xFFFF0000))]
-        return numbers
+        return [half(pair) for pair in self._pairs(matrix, tile, row, first) for half in (low, high)]
+
+    def _pairs(self, matrix: Any, tile: Any, row: Any, first: Any) -> list[Any]:
+        """Four columns of bfloat16, as two words."""
+        words = (self._inside(c, matrix, (tile, T.floordiv(c, 2), row), i32(0)) for c in (first, first + 2))
+        return [_held(T.reinterpret("uint32", word)) for word in words]
 
     def _read_block(self, format: BlockFormat, matrix: Any, tile: Any, row: Any, unit: Any) -> Unit:
         """Group g of a unit has its columns 4g to 4g + 3, of pairs 8g to 8g + 7."""

@@ -24,6 +24,7 @@ from llmc.compiler.driver.compile import planned_step
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import KINDS
 from llmc.frontends.source import open_model
+from llmc.passes.round_activations import round_activations
 from llmc.runtime import ArtifactError
 from llmc.targets.cuda.lower import lower
 from llmc.targets.target import get
@@ -91,18 +92,22 @@ def check_ways(source: Path, artifact: Path, ask: Callable[[Any], Any]) -> None:
         wanted = ask(model)
         compiled = {"step": model.runner.step_function, "encode": model.runner.encode_function}
         most = EXACT if manifest["kv"]["dtype"] == "f32" else ROUNDED
-        for way, module in {"meanings": step, "kernels": lower(step, target)}.items():
-            kv = pages(manifest)
+        ways = {"meanings": (step, most), "kernels": (lower(step, target), most)}
+        if "q4" in manifest["quantization"]["formats"].values():
+            ways["rounded"] = lower(round_activations(step), target), ROUNDED
+        for way, (module, off) in ways.items():
 
-            def both(name: str, *index: np.ndarray, module: Any = module, kv: list[np.ndarray] = kv) -> Any:
+            def both(name: str, walk: Walk, off: float, kv: list[np.ndarray], *index: np.ndarray) -> Any:
                 given, *others = compiled[name](*index)
-                mine, *best = Walk(module, name, cuda_threads.run)(*index, kv, weights)[: 1 + len(others)]
-                np.testing.assert_allclose(mine, given, rtol=0, atol=float(np.abs(given).max()) * most)
+                mine, *best = walk(*index, kv, weights)[: 1 + len(others)]
+                np.testing.assert_allclose(mine, given, rtol=0, atol=float(np.abs(given).max()) * off)
                 return [mine, *best]
 
-            model.runner.step_function = partial(both, "step")
-            if compiled["encode"] is not None:
-                model.runner.encode_function = partial(both, "encode")
+            kv = pages(manifest)
+            for name, function in compiled.items():
+                if function is not None:
+                    replaced = partial(both, name, Walk(module, name, cuda_threads.run), off, kv)
+                    setattr(model.runner, f"{name}_function", replaced)
             found = ask(model)
             if isinstance(wanted, np.ndarray):
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=float(np.abs(wanted).max()) * most)
@@ -198,6 +203,7 @@ def test_what_cuda_cannot_do_yet_is_refused_at_once(tmp_path: Path, monkeypatch:
 
     refused("unknown target 'cuda:sm_70'; llmc knows: .*cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90", "cuda:sm_70")
     refused("--activations i8: kernels of cuda-sm_80", activations="i8")
+    refused("--activations bf16: only kernels for CUDA", target="cpu", activations="bf16")
     refused("--devices: not for cuda-sm_80 so far", devices="0&1")
     refused("--tuned: not for cuda-sm_80 so far", tuned=tmp_path / "db.json")
     refused("a graph: not for cuda-sm_80 so far", source="model.onnx")

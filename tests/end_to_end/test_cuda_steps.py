@@ -37,6 +37,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
+def compile_pair(source: Path, folder: Path, name: str) -> None:
+    """NAME.cpu.llmc and NAME.cuda.llmc, of floats."""
+    compile_model(source, folder / f"{name}.cpu.llmc", quant="f32", activations="f32")
+    with emulated.compiling():
+        compile_model(source, folder / f"{name}.cuda.llmc", quant="f32", target=TARGET)
+
+
 def run(device: dict[str, str], *command: object, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -69,9 +76,9 @@ def test_encoders_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
     folder.mkdir()
     model_type, config = TRANSLATORS["T5"]
     save_translator(folder, model_type, config, seed=3)
-    compile_pair(folder, tmp_path, "translator", "f32", "f32")
+    compile_pair(folder, tmp_path, "translator")
     save_encoder(tmp_path / "encoder", "ModernBERT")
-    compile_pair(tmp_path / "encoder", tmp_path, "encoder", "f32", "f32")
+    compile_pair(tmp_path / "encoder", tmp_path, "encoder")
     sources = [list(range(5, 5 + count)) for count in (20, 3, 20)]
     with llmc.load(tmp_path / "translator.cpu.llmc") as model:
         wanted = [list(model.generate(source, max_tokens=5, ignore_eos=True).ids) for source in sources]

@@ -16,11 +16,18 @@ Time stands still between threads, so whatever order they ran in would show as a
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tvm import tirx
+
+from llmc.targets.cuda.target import WARP
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tensor_cores
 
 Array = np.ndarray[Any, Any]
 NOBODY, MANY = -1, -2
@@ -130,7 +137,7 @@ class _Launch:
         self.count = math.prod(counts)
         self.block_threads = math.prod(n for tag, n in zip(order, counts, strict=True) if tag.startswith("thread"))
         assert 0 < self.block_threads <= 1024
-        assert self.block_threads % 32 == 0
+        assert self.block_threads % WARP == 0
         places = np.unravel_index(np.arange(self.count), counts)
         self.thread = np.arange(self.count)
         self.block = self.thread // self.block_threads
@@ -198,6 +205,9 @@ class _Launch:
         if isinstance(stmt.value, tirx.IntImm):
             return
         name = str(stmt.value.op.name)
+        if name.endswith(".call_extern"):
+            self._device_function(stmt.value, mask)
+            return
         if not name.endswith(".tvm_storage_sync") or stmt.value.args[0].value != "shared":
             raise Fault(f"a statement that this knows nothing of: {name}")
         reached = mask.reshape(-1, self.block_threads)
@@ -206,6 +216,33 @@ class _Launch:
         for memory in self.memory.values():
             if memory.scope == "shared":
                 memory.forget(reached.all(1))
+
+    def _device_function(self, call: Any, mask: Array) -> None:
+        """sums (16, 8) += a (16, 16) @ b (16, 8), of bfloat16 pairs that lanes of a warp hold, column by column."""
+        name = str(call.args[0].value)
+        if name != "llmc_mma_m16n8k16_bf16":
+            raise Fault(f"a device function that this knows nothing of: {name}")
+        self._whole_warps(mask, "a product of tensor cores")
+        sums, a, b = (self._pointed(call.args[i + 1], words, mask) for i, words in enumerate((4, 4, 2)))
+        held = tensor_cores.product(
+            *(np.stack([memory.read(*one) for one in places]) for memory, places in (sums, a, b))
+        )
+        for one, values in zip(sums[1], held, strict=True):
+            sums[0].write(*one, values)
+
+    def _pointed(self, pointer: Any, words: int, mask: Array) -> tuple[_Memory, list[tuple[Array, Array, Array]]]:
+        """The buffer behind an address, and (copy, element, thread) of each word from there on."""
+        target = pointer.args[0]
+        memory = self.memory[target.source]
+        space, at, thread, _ = self._places(memory, target.indices, mask)
+        if (at + words > memory.data.shape[1]).any():
+            raise Fault(f"{memory.name}: outside of {memory.shape}: {words} words from {pointer}")
+        return memory, [(space, at[:, 0] + i, thread) for i in range(words)]
+
+    def _whole_warps(self, mask: Array, what: str) -> None:
+        warps = mask.reshape(-1, WARP)
+        if (warps.any(1) != warps.all(1)).any():
+            raise Fault(f"{what} that only some threads of a warp reach")
 
     def _places(self, memory: _Memory, indices: Any, mask: Array) -> tuple[Array, Array, Array, Array]:
         """(copy, elements (n, lanes), thread) of the threads of the mask, and which these are."""
@@ -276,6 +313,8 @@ class _Launch:
             return np.where(_aligned(chosen, a)[0], a, b)
         if name == "tvm_warp_shuffle_xor":
             return self._shuffle_xor(expr, mask)
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_bf16_pair":
+            return tensor_cores.bf16_pair(*(self.value(arg, mask) for arg in expr.args[1:]))
         if name == "call_pure_extern":
             name, values = expr.args[0].value, [self.value(arg, mask) for arg in expr.args[1:]]
         else:
@@ -292,10 +331,8 @@ class _Launch:
         lanes = int(expr.args[0].value)
         value = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
         assert lanes == 0xFFFFFFFF
-        assert int(expr.args[3]) == 32
-        warps = mask.reshape(-1, 32)
-        if (warps.any(1) != warps.all(1)).any():
-            raise Fault("a shuffle that only some threads of a warp reach")
+        assert int(expr.args[3]) == WARP
+        self._whole_warps(mask, "a shuffle")
         return value[self.thread ^ int(expr.args[2])]
 
 

@@ -13,11 +13,14 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.formats import from_bf16, to_bf16
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import barrier, f32, launch, local, row_kernel, shared, warp_reduce
+from llmc.targets.cuda.launch import barrier, f32, fill, launch, local, row_kernel, shared, warp_reduce
+from llmc.targets.cuda.prelude import bf16_pair, mma
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_threads
+import tensor_cores
 
 THREADS = 64
 
@@ -59,6 +62,28 @@ def half_shuffle(x: Any, out: Any, row: Any, thread: Any) -> None:
     T.buffer_store(out, number[0], [row, thread])
 
 
+def half_product(x: Any, out: Any, row: Any, thread: Any) -> None:
+    sums, words = operands()
+    with T.If(thread < 16), T.Then():
+        mma(sums[0], words[0], words[4])
+    T.buffer_store(out, sums[0], [row, thread])
+
+
+def product_of_too_few(x: Any, out: Any, row: Any, thread: Any) -> None:
+    sums, words = operands()
+    mma(sums[0], words[0], words[5])
+    T.buffer_store(out, sums[0], [row, thread])
+
+
+def operands() -> tuple[Any, Any]:
+    """Sums, and words of both sides of a product: ones."""
+    sums, words = local((4,)), local((6,), "uint32")
+    fill(sums, f32(0))
+    for i in range(6):
+        T.buffer_store(words, bf16_pair(f32(1), f32(1)), [i])
+    return sums, words
+
+
 def unwritten(x: Any, out: Any, row: Any, thread: Any) -> None:
     number = local((2,))
     T.buffer_store(number, x[row, thread], [0])
@@ -73,6 +98,8 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "too far": (lambda x, out, r, t: T.buffer_store(out, x[r, t + 1], [r, t]), "outside of"),
     "half of a block waits": (half_wait, "a barrier that only some threads"),
     "half of a warp shuffles": (half_shuffle, "a shuffle that only some threads"),
+    "half of a warp multiplies": (half_product, "a product of tensor cores that only some threads"),
+    "operands beyond a buffer": (product_of_too_few, "outside of .*: 2 words from"),
     "nobody wrote it": (unwritten, "read before it is written"),
 }
 
@@ -128,3 +155,17 @@ def test_a_warp_adds_up() -> None:
 
     x, out = run(body)
     np.testing.assert_array_equal(out, np.repeat(x.reshape(3, 2, 32).sum(-1), 32, axis=1))
+
+
+def test_a_warp_multiplies() -> None:
+    """Fragments as PTX lays them out ("mma.m16n8k16"): two numbers a word, of A four words a lane, of B two."""
+    rng = np.random.default_rng(1)
+    a, b = (from_bf16(to_bf16(rng.standard_normal(shape).astype(np.float32))) for shape in ((16, 16), (16, 8)))
+    sums = rng.standard_normal((16, 8)).astype(np.float32)
+    lanes = [(lane // 4, lane % 4) for lane in range(32)]
+    places = [(g + 8 * (i // 2), 2 * q + i % 2) for i in range(4) for g, q in lanes]
+    words_a = [a[g + 8 * (i % 2), 2 * q + 8 * (i // 2) :][:2] for i in range(4) for g, q in lanes]
+    words_b = [b[2 * q + 8 * i :, g][:2] for i in range(2) for g, q in lanes]
+    pairs = [to_bf16(np.array(words)).view(np.uint32).reshape(-1, 32) for words in (words_a, words_b)]
+    found = tensor_cores.product(np.array([sums[at] for at in places]).reshape(4, 32), *pairs)
+    np.testing.assert_allclose(found.reshape(-1), [(sums + a @ b)[at] for at in places], rtol=0, atol=1e-5)

@@ -61,7 +61,7 @@ static void *scheduler;
 static unsigned threads, current;
 static Kernel kernel;
 static void **arguments;
-alignas(16) static char slots[MOST_THREADS][16];  // what a thread shows the others of its warp
+alignas(16) static char slots[MOST_THREADS][32];  // what a thread shows the others of its warp
 
 // Save the registers that calls must keep, leave this stack for another one, and take up what was saved there.
 extern "C" void llmc_switch(void **from, void *to);
@@ -186,4 +186,39 @@ template <class T> static T __shfl_sync(unsigned, T value, int lane, int = 32) {
 template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int = 32) {
   unsigned lane = emulated::current % emulated::WARP;
   return llmc_of_lane(value, lane + by < emulated::WARP ? lane + by : lane);
+}
+
+// targets/cuda/prelude.py, whose functions are inline PTX, in C++. The layout of operands is what it says there.
+[[maybe_unused]] static unsigned llmc_bf16_pair(float low, float high) {
+  auto rounded = [](float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value) return 0x7fffu;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  };
+  return rounded(low) | rounded(high) << 16;
+}
+[[maybe_unused]] static void llmc_mma_m16n8k16_bf16(float *sums, const unsigned *a, const unsigned *b) {
+  using namespace emulated;
+  struct Words { unsigned a[4], b[2]; };
+  static_assert(sizeof(Words) <= sizeof(slots[0]));
+  auto part = [](unsigned word, unsigned half) {
+    unsigned bits = half ? word & 0xffff0000u : word << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  };
+  unsigned first = current & ~(WARP - 1), lane = current - first;
+  memcpy(slots[current], a, 16);
+  memcpy(slots[current] + 16, b, 8);
+  leave(AT_WARP);
+  for (unsigned sum = 0; sum < 4; sum++) {
+    unsigned row = lane / 4 + (sum / 2) * 8, column = lane % 4 * 2 + sum % 2;
+    for (unsigned k = 0; k < 16; k++) {
+      auto *of_a = reinterpret_cast<Words *>(slots[first + row % 8 * 4 + k % 8 / 2]);
+      auto *of_b = reinterpret_cast<Words *>(slots[first + column * 4 + k % 8 / 2]);
+      sums[sum] += part(of_a->a[k / 8 * 2 + row / 8], k % 2) * part(of_b->b[k / 8], k % 2);
+    }
+  }
+  leave(AT_WARP);
 }

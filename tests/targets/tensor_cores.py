@@ -1,0 +1,48 @@
+"""What the device functions of targets/cuda/prelude.py mean, in NumPy, lane by lane as PTX lays operands out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.formats import to_bf16
+
+Array = np.ndarray[Any, Any]
+LANES = 32
+
+
+def bf16_pair(low: Array, high: Array) -> Array:
+    """float32 (T,), (T,) -> uint32 (T,): the nearest bfloat16 of both."""
+    low, high = np.broadcast_arrays(low, high)
+    pairs = np.stack([to_bf16(np.ascontiguousarray(half, np.float32)) for half in (low, high)], axis=-1)
+    return np.asarray(np.ascontiguousarray(pairs).view(np.uint32)[..., 0])
+
+
+def product(sums: Array, a: Array, b: Array) -> Array:
+    """m16n8k16 of bfloat16: words of every lane, sums (4, T) float32, a (4, T) and b (2, T) uint32 -> sums (4, T).
+
+    Products are exact and added in float64, one k after the other, so that an element has the same bits wherever in a
+    product it stands. A chip adds them with a few more bits than float32 has, in an order of its own.
+    """
+    lane = np.arange(LANES)
+    first, quarter = lane // 4, lane % 4
+    warps = sums.shape[1] // LANES
+    rows, columns = np.zeros((warps, 16, 16), np.float64), np.zeros((warps, 16, 8), np.float64)
+    total = np.zeros((warps, 16, 8), np.float64)
+    for word in range(4):
+        for half in range(2):
+            k = 2 * quarter + 8 * (word // 2) + half
+            rows[:, first + 8 * (word % 2), k] = _half(a[word], half).reshape(warps, LANES)
+            if word < 2:
+                columns[:, 2 * quarter + 8 * word + half, first] = _half(b[word], half).reshape(warps, LANES)
+        total[:, first + 8 * (word // 2), 2 * quarter + word % 2] = sums[word].reshape(warps, LANES)
+    for k in range(16):
+        total += rows[:, :, k, None] * columns[:, k, None, :]
+    found = total.astype(np.float32)
+    return np.stack([found[:, first + 8 * (i // 2), 2 * quarter + i % 2].reshape(-1) for i in range(4)])
+
+
+def _half(words: Array, half: int) -> Array:
+    """One number of each pair, as float32."""
+    return np.asarray(((words >> np.uint32(16 * half)) << np.uint32(16)).view(np.float32))
