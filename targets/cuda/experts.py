@@ -46,12 +46,12 @@ class _Experts:
         """What threads of a block make together before the first product."""
         self.thread, self.weights = thread, Weights(self.format, self.columns, thread, THREADS)
 
-    def multiply(self, expert: Any, tile: Any, sums: Any, rows: Any, starts: Any) -> None:
+    def multiply(self, expert: Any, tile: Any, sums: Any, rows: Any, slices: Any) -> None:
         """sums = the thread's part of products of one tile of an expert, zeros of one below 0."""
         fill(sums, f32(0))
         at = T.cast(expert, "int64") * self.tiles + T.cast(tile, "int64") if self.wide else expert * self.tiles + tile
         with T.If(expert >= 0), T.Then():
-            multiply(self.weights, self.weight, at, self.thread, self.left, sums, rows, starts)
+            multiply(self.weights, self.weight, at, self.thread, self.left, sums, rows, slices)
 
     def chunks(self, size: int) -> Any:
         """Blocks that take so many rows each."""
@@ -98,16 +98,15 @@ def _shared_in(experts: _Experts, out: Any) -> None:
     with launch({**grid, "threadIdx.x": THREADS}) as (tile, which, block, thread):
         experts.begin(thread)
         sums, parts = local((GROUP,)), parts_of(GROUP)
-        rows, places, starts = (local((GROUP,), "int32") for _ in range(3))
-        fill(starts, i32(0))
+        rows, slices = (local((GROUP,), "int32") for _ in range(2))
+        fill(slices, i32(0))
         pairs, count = _find(experts, which - 1, block * chunk, chunk)
         with T.serial(0, T.floordiv(count + GROUP - 1, GROUP)) as step:
             for m in range(GROUP):
                 # A pair beyond the last one computes the last one again, and is not written.
                 pair = _held(pairs[T.min(step * GROUP + m, count - 1)])[0]
                 T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [m])
-                T.buffer_store(places, T.floormod(pair, used), [m])
-            experts.multiply(which - 1, tile, sums, rows, starts)
+            experts.multiply(which - 1, tile, sums, rows, slices)
             put(parts, thread, sums)
             own, column = T.floordiv(thread, TILE), T.floormod(thread, TILE)
             with T.If(step * GROUP + own < count), T.Then():
@@ -190,8 +189,7 @@ def _each_out(experts: _Experts, shares: Any, out: Any) -> None:
         experts.begin(thread)
         sums, parts, own = local((1,)), parts_of(experts.used), local((1,))
         with T.serial(0, experts.used) as place:
-            start = _held(place * experts.columns)
-            experts.multiply(_held(experts.ids[row, place])[0], tile, sums, _held(row), start)
+            experts.multiply(_held(experts.ids[row, place])[0], tile, sums, _held(row), _held(place))
             T.buffer_store(parts, sums[0], [place, T.floordiv(thread, TILE), T.floormod(thread, TILE)])
         barrier()
         T.buffer_store(own, f32(0), [0])
@@ -213,7 +211,7 @@ def _shared_out(experts: _Experts, shares: Any, out: Any) -> None:
         experts.begin(thread)
         column, worker = T.floormod(thread, TILE), T.floordiv(thread, TILE)
         sums, parts, totals = local((GROUP,)), parts_of(GROUP), shared((GROUP, TILE))
-        rows, starts = (shared((GROUP,), "int32") for _ in range(2))  # not in registers, of which ptxas is short
+        rows, places = (shared((GROUP,), "int32") for _ in range(2))  # not in registers, of which ptxas is short
         result = shared((chunk, TILE))
         zero = partial(T.buffer_store, result, f32(0))
         strided(chunk * TILE, thread, THREADS, lambda i: zero([T.floordiv(i, TILE), T.floormod(i, TILE)]))
@@ -224,9 +222,9 @@ def _shared_out(experts: _Experts, shares: Any, out: Any) -> None:
                 with T.If(thread < GROUP), T.Then():
                     pair = _held(order[first[0] + T.min(step * GROUP + thread, size[0] - 1)])[0]
                     T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [thread])
-                    T.buffer_store(starts, T.floormod(pair, used) * experts.columns, [thread])
+                    T.buffer_store(places, T.floormod(pair, used), [thread])
                 barrier()
-                experts.multiply(expert, tile, sums, rows, starts)
+                experts.multiply(expert, tile, sums, rows, places)
                 put(parts, thread, sums)
                 T.buffer_store(totals, total(parts, worker, column), [worker, column])
                 barrier()

@@ -27,7 +27,7 @@ def head_linear(kind: str, target: CudaTarget, shapes: list[Any], attrs: dict[st
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments([LEFT[kind], matrix_dtype(str(attrs["format"])), "float32"], shapes)
         left = Slices(kind, x, columns, step)
-        alone, several = (partial(_launch, left, weight, out, attrs, step, rows) for rows in BLOCK_ROWS)
+        alone, several = (partial(_launch, left, weight, out, attrs, rows) for rows in BLOCK_ROWS)
         with T.If(out.shape[0] == 1):
             with T.Then():
                 alone()
@@ -36,20 +36,20 @@ def head_linear(kind: str, target: CudaTarget, shapes: list[Any], attrs: dict[st
     return builder.get()
 
 
-def _launch(left: Slices, weight: Any, out: Any, attrs: dict[str, Any], step: int, group: int) -> None:
-    """The products, `group` rows of x a block; a head's slices begin `step` columns after those of the one before."""
+def _launch(left: Slices, weight: Any, out: Any, attrs: dict[str, Any], group: int) -> None:
+    """The products, `group` rows of x a block."""
     rows, width = out.shape[0], int(attrs["width"])
     tiles = width // int(attrs["heads"]) // TILE  # of one head
     grid = {"blockIdx.x": width // TILE, "blockIdx.y": T.floordiv(rows + group - 1, group), "threadIdx.x": THREADS}
     with launch(grid) as (tile, block, thread):
         weights = Weights(str(attrs["format"]), left.columns, thread, THREADS)
-        sums, parts, own, starts = local((group,)), parts_of(group), *(local((group,), "int32") for _ in range(2))
+        sums, parts, own, slices = local((group,)), parts_of(group), *(local((group,), "int32") for _ in range(2))
         fill(sums, f32(0))
-        fill(starts, T.cast(T.floordiv(tile, tiles) * step, "int32"))
+        fill(slices, T.cast(T.floordiv(tile, tiles), "int32"))
         for m in range(group):
             # A row beyond the last one computes the last one again, and is not written.
             T.buffer_store(own, T.cast(T.min(block * group + m, rows - 1), "int32"), [m])
-        multiply(weights, weight, tile, thread, left, sums, own, starts)
+        multiply(weights, weight, tile, thread, left, sums, own, slices)
         put(parts, thread, sums)
         row, column = T.floordiv(thread, TILE), T.floormod(thread, TILE)
         with T.If(tirx.all(row < group, block * group + row < rows)), T.Then():

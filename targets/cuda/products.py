@@ -25,24 +25,25 @@ def matrix_dtype(format: str) -> str:
 
 
 class Slices:
-    """The left side: slices of rows of x, float32 or bfloat16 pairs, which begin at multiples of `step` columns.
+    """The left side: slices of rows of x, float32 or bfloat16 pairs; slice i begins at column i * `step`.
 
-    Widths of slices are multiples of 4.
+    Widths of slices are multiples of 4. A slice is told by its number: TVM sees that its columns are aligned, or not.
     """
 
     def __init__(self, kind: str, x: Any, columns: int, step: int) -> None:
-        self.pairs, self.x, self.columns = kind == "bf16", x, columns
+        self.pairs, self.x, self.columns, self.step = kind == "bf16", x, columns, step
         self.aligned = step % 4 == 0 and int(x.shape[1]) % (2 if self.pairs else 4) == 0
         assert columns % 4 == 0
 
-    def four(self, row: Any, start: Any, first: Any, whole: bool) -> list[Any]:
-        """Four columns from `first` on of the slice that begins at column `start` of a row.
+    def four(self, row: Any, slice: Any, first: Any, whole: bool) -> list[Any]:
+        """Four columns from `first` on of a slice of a row.
 
         Unless all that are asked for are in the slice (`whole`), zeros beyond it.
         """
         width, dtype = (2, "int32") if self.pairs else (4, "float32")
         held, lanes = local((width,), dtype), T.ramp(0, 1, width)
-        at = T.floordiv(start + first, 2) if self.pairs else start + first
+        halves = 2 if self.pairs else 1
+        at = slice * (self.step // halves) + T.floordiv(first, halves)
 
         def load() -> None:
             if self.aligned:
@@ -70,9 +71,9 @@ class Slices:
 
 
 def multiply(
-    weights: Weights, matrix: Any, tile: Any, thread: Any, left: Slices, sums: Any, rows: Any, starts: Any
+    weights: Weights, matrix: Any, tile: Any, thread: Any, left: Slices, sums: Any, rows: Any, slices: Any
 ) -> None:
-    """sums[m] += the thread's part of the product of its output with the slice of row rows[m] from starts[m] on."""
+    """sums[m] += the thread's part of the product of its output with slice slices[m] of row rows[m]."""
     whole = weights.units * weights.unit == weights.columns
     row, worker = T.floormod(thread, TILE), T.floordiv(thread, TILE)
     with T.serial(0, -(-weights.units // WORKERS)) as step:
@@ -83,7 +84,7 @@ def multiply(
                 for i, number in enumerate(numbers):
                     T.buffer_store(held, number, [i])
                 for m in range(int(sums.shape[0])):
-                    four = left.four(rows[m], starts[m], unit * weights.unit + first, whole)
+                    four = left.four(rows[m], slices[m], unit * weights.unit + first, whole)
                     for i in range(4):
                         T.buffer_store(sums, sums[m] + held[i] * four[i], [m])
 
