@@ -98,14 +98,15 @@ def _shared_in(experts: _Experts, out: Any) -> None:
     with launch({**grid, "threadIdx.x": THREADS}) as (tile, which, block, thread):
         experts.begin(thread)
         sums, parts = local((GROUP,)), parts_of(GROUP)
-        rows, slices = (local((GROUP,), "int32") for _ in range(2))
+        rows, slices = shared((GROUP,), "int32"), local((GROUP,), "int32")  # as on the way out
         fill(slices, i32(0))
         pairs, count = _find(experts, which - 1, block * chunk, chunk)
         with T.serial(0, T.floordiv(count + GROUP - 1, GROUP)) as step:
-            for m in range(GROUP):
+            with T.If(thread < GROUP), T.Then():
                 # A pair beyond the last one computes the last one again, and is not written.
-                pair = _held(pairs[T.min(step * GROUP + m, count - 1)])[0]
-                T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [m])
+                pair = _held(pairs[T.min(step * GROUP + thread, count - 1)])[0]
+                T.buffer_store(rows, block * chunk + T.floordiv(pair, used), [thread])
+            barrier()
             experts.multiply(which - 1, tile, sums, rows, slices)
             put(parts, thread, sums)
             own, column = T.floordiv(thread, TILE), T.floormod(thread, TILE)
