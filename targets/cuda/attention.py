@@ -338,8 +338,7 @@ class _Row:
                 T.buffer_store(to.totals, to.totals[head] + self.reduced[head, 1, warp], [head])
         fill(to.sums, f32(0))
         part, own = T.floordiv(self.thread, division.wide), T.floormod(self.thread, division.wide)
-        slots = T.min(self.sight.end + 1 - begin, CHUNK)  # those after them are of nobody
-        with T.serial(0, T.floordiv(slots + (division.parts - 1), division.parts)) as step:
+        with T.serial(0, -(-CHUNK // division.parts)) as step:
             place = step * division.parts + part
             inside = tirx.all(part < division.parts, place < CHUNK, self.sight.sees(begin + place))
             with T.If(inside), T.Then():
