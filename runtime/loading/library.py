@@ -39,6 +39,7 @@ class _Process:
 
     lock = threading.Lock()
     runtime_sha256: str | None = None
+    cuda_sha256: str | None = None
     pool = threading.local()  # .threads: the size set for the calling thread's pool
 
 
@@ -53,8 +54,7 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
         try:
             places = [(_CPU, _DEVICE_ID, _NAIVE)]
             if artifact.variant.device is not None:
-                artifact.check_unchanged(artifact.variant.device.runtime)
-                load_cuda_runtime(artifact.path(artifact.variant.device.runtime))
+                _load_cuda_runtime_of(artifact, artifact.variant.device.runtime)
                 places.insert(0, (_CUDA, _DEVICE_ID, _POOLED))
             executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
             executable["vm_initialization"](*itertools.chain(*places))
@@ -133,8 +133,22 @@ def _load_runtime(artifact: Artifact[Any]) -> None:
     _Process.runtime_sha256 = sha256
 
 
+def _load_cuda_runtime_of(artifact: Artifact[Any], name: str) -> None:
+    """Load the artifact's copy of TVM's CUDA runtime, unless this process has one: a second one ends the process."""
+    sha256 = artifact.manifest.files[name].sha256
+    if _Process.cuda_sha256 is None:
+        artifact.check_unchanged(name)
+        load_cuda_runtime(artifact.path(name))
+        _Process.cuda_sha256 = sha256
+    elif _Process.cuda_sha256 != sha256:
+        raise ArtifactError(
+            f"{artifact.path(name)}: this process already runs another version of TVM's CUDA runtime; "
+            "load this artifact in a process of its own, or compile both with one llmc"
+        )
+
+
 def load_cuda_runtime(path: Path) -> None:
-    """Load TVM's CUDA runtime, a file, and have cubins taken out of their text. Raises OSError."""
+    """Load TVM's CUDA runtime, a file, once in a process; cubins are taken out of their text then. Raises OSError."""
     ctypes.CDLL(cuda.cudart_path(), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     import_ffi().register_global_func("tvm_callback_cuda_compile", _cubin, override=True)

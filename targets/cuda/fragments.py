@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.launch import f32, from_bf16, local, u32
+from llmc.targets.cuda.launch import f32, from_bf16, held, local, u32
 from llmc.targets.cuda.prelude import bf16_pair
 from llmc.targets.vector import i32
 
@@ -71,9 +71,9 @@ def pairs(count: int) -> Read:
         pair = T.floordiv(first, 2)
         if count % 2:
             both = [T.if_then_else(at < count, x[row, at], i32(0)) for at in (pair, pair + 1)]
-            return [[T.reinterpret("uint32", word) for word in both]]
-        held = _vector(x, row, pair, 2, "int32", i32(0), None if whole else pair < count)
-        return [[T.reinterpret("uint32", held[i]) for i in range(2)]]
+            return [[T.reinterpret("uint32", held(word, "int32")) for word in both]]
+        words = _vector(x, row, pair, 2, "int32", i32(0), None if whole else pair < count)
+        return [[T.reinterpret("uint32", words[i]) for i in range(2)]]
 
     return read
 

@@ -83,9 +83,9 @@ def fill(buffer: Any, value: Any) -> None:
         T.buffer_store(buffer, value, [i])
 
 
-def held(value: Any) -> Any:
-    """A float32 computed once, to be read several times."""
-    one = local((1,))
+def held(value: Any, dtype: str = "float32") -> Any:
+    """A number computed once, to be read several times; and, before `reinterpret`, one that CUDA C++ can point to."""
+    one = local((1,), dtype)
     T.buffer_store(one, value, [0])
     return one[0]
 

@@ -17,7 +17,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
 from llmc.compiler.formats.layout import places
 from llmc.targets.cuda.fragments import Parts, high, low, parted
-from llmc.targets.cuda.launch import barrier, f32, local, shared, u32
+from llmc.targets.cuda.launch import barrier, f32, held, local, shared, u32
 from llmc.targets.vector import i32
 
 Unit = Iterator[tuple[int, list[Any]]]  # first column in the unit -> the numbers of four columns from there on
@@ -77,7 +77,7 @@ class Weights:
     def _pairs(self, matrix: Any, tile: Any, row: Any, first: Any) -> list[Any]:
         """Four columns of bfloat16, as two words."""
         words = (self._inside(c, matrix, (tile, T.floordiv(c, 2), row), i32(0)) for c in (first, first + 2))
-        return [_held(T.reinterpret("uint32", word)) for word in words]
+        return [held(T.reinterpret("uint32", held(word, "int32")), "uint32") for word in words]
 
     def _read_block(self, format: BlockFormat, matrix: Any, tile: Any, row: Any, unit: Any) -> Unit:
         """Group g of a unit has its columns 4g to 4g + 3, of pairs 8g to 8g + 7."""
@@ -95,7 +95,7 @@ class Weights:
             T.buffer_store(scales, scale, [2 * i])
             T.buffer_store(scales, offset(scales[2 * i]), [2 * i + 1])
         for group in range(8):
-            codes = _held(_group(format, words, group))
+            codes = held(_group(format, words, group), "uint32")
             four = [T.cast((codes >> u32(8 * i)) & u32(0xFF), "int32") for i in range(4)]
             wide = 8 if format.pair else 4
             at = group * wide * blocks // format.unit
@@ -109,13 +109,6 @@ class Weights:
             return T.cast(code, "float32")
         pair = self.values[code]
         return T.cast((pair >> u32(8 * half)) & u32(0xFF), "float32")
-
-
-def _held(value: Any) -> Any:
-    """A uint32 computed once, to be read several times."""
-    one = local((1,), "uint32")
-    T.buffer_store(one, value, [0])
-    return one[0]
 
 
 def _group(format: BlockFormat, words: Any, group: int) -> Any:
