@@ -1,6 +1,6 @@
 """What kernels call that CUDA C++ has no plain words for: a few device functions, put in front of TVM's source.
 
-Each has a caller here, and its meaning in NumPy in tests/targets/cuda_threads.py.
+Each has a caller here, and its meaning in NumPy in tests/cuda/cuda_threads.py.
 """
 
 from __future__ import annotations

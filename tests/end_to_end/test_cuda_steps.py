@@ -18,10 +18,12 @@ import pytest
 
 import llmc
 from llmc.compiler.driver import compile_model
+from llmc.targets.cuda.target import CUDA_TARGETS
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "gpu"), str(Path(__file__).parent)]
 import emulated
+import pack
 from test_cuda import MODELS, save_encoder
 from tiny_translator import save_translator
 from translator_cases import TRANSLATORS
@@ -64,12 +66,21 @@ def test_models_on_a_device(device: dict[str, str], tiny_model: Callable[..., Pa
         path, options = tmp_path / "models" / f"{model_type}.llmc", {"quant": quant, "kv": kv, "activations": "f32"}
         with emulated.compiling():
             compile_model(tiny_model(model_type, **config), path, target=f"{TARGET},cpu", **options)
-    sizes = ["--prompts", 6, "--longest", 40, "--tokens", 6]
+    sizes = ["--prompts", 6, "--longest", 40, "--tokens", 18, "--seed", 1]
     done = run(device, ROOT / "gpu" / "check_models.py", tmp_path, "--json", tmp_path / "rows.json", *sizes)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["model"] for row in rows] == sorted(ON_DEVICE)
-    assert all(min(row["preempted"]) > 0 for row in rows), rows
+    assert all(sum(counts) > 0 for counts in zip(*(row["preempted"] for row in rows), strict=True)), rows
+
+
+def test_kernels_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
+    """What tests/gpu/pack.py packs of kernels, a few of them: every op, and two formats."""
+    with emulated.compiling():
+        count = pack.write_kernels(tmp_path / "kernels", CUDA_TARGETS[TARGET], 7, seeds=1, formats=("bf16", "q4"))
+    done = run(device, ROOT / "gpu" / "check_kernels.py", tmp_path, "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads((tmp_path / "rows.json").read_text())) == count > 20
 
 
 def test_encoders_on_a_device(device: dict[str, str], tmp_path: Path) -> None:

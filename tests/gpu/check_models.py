@@ -85,7 +85,7 @@ def check(artifact: Path, seed: int, prompts: int, longest: int, tokens: int) ->
         alone = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
     pressed = {}
     for preemption in ("recompute", "swap"):
-        with loaded(artifact, True, cache_tokens=2 * (longest + tokens + 60), preemption=preemption) as model:
+        with loaded(artifact, True, cache_tokens=longest + tokens + 80, preemption=preemption) as model:
             together = [each.ids for each in model.generate_batch(asked, max_tokens=tokens, ignore_eos=True)]
             pressed[preemption] = (together == alone, model.engine.stats.preempted)
             model.engine.forget_prefixes()

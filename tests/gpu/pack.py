@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), *(str(ROOT / "tests" / name) for name in ("", "targets", "end_to_end"))]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("gpu", "", "targets", "cuda", "end_to_end")]
 
 import shapes
 from kernel_cases import CASES, Case, embedding_case, linear_case

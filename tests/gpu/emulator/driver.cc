@@ -58,8 +58,7 @@ int cuModuleLoadData(void **module, const void *image) {
   int file = memfd_create("kernels", 0);
   if (write(file, image, bytes) != ssize_t(bytes)) return close(file), INVALID_SOURCE;
   std::string path = "/proc/self/fd/" + std::to_string(file);
-  void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
+  void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // the file stays open: dlopen knows libraries by name
   if (!library) return fprintf(stderr, "%s\n", dlerror()), INVALID_IMAGE;
   return *module = new Module{library, {}}, OK;
 }

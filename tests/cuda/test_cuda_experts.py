@@ -13,7 +13,7 @@ from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec import CHOICES
 from llmc.targets.cuda import experts as kernels
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 from expert_cases import experts, route
 from kernel_cases import Case
 from test_cuda_kernels import call, check, cut

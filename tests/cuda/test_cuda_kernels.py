@@ -1,4 +1,4 @@
-"""Every CUDA kernel against its NumPy meaning: its threads run by tests/targets/cuda_threads.py, no GPU needed."""
+"""Every CUDA kernel against its NumPy meaning: its threads run by tests/cuda/cuda_threads.py, no GPU needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 import cuda_threads
 from attention_cases import ATTENTION_CASES, SIZES, attention, turning
 from expert_cases import EXPERT_CASES

@@ -18,7 +18,7 @@ from llmc.targets.arguments import arguments
 from llmc.targets.cuda.launch import barrier, f32, fill, launch, local, row_kernel, shared, warp_reduce
 from llmc.targets.cuda.prelude import bf16_pair, mma
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 import cuda_threads
 import tensor_cores
 
