@@ -7,6 +7,8 @@ library, so memory and streams are common to both.
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from llmc.runtime.errors import LlmcError
@@ -17,6 +19,11 @@ _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what other threads ask of the device meanwhile does not end a capture
 
 Pointer = int  # an address, of host or device, or a handle
+
+
+def free_with(owner: object, free: Callable[[Pointer], None], handle: Pointer) -> None:
+    """Call `free(handle)` when `owner` is gone; not at the end of the process, when CUDA may have ended before."""
+    weakref.finalize(owner, free, handle).atexit = False
 
 
 class OutOfMemory(LlmcError):
@@ -47,10 +54,6 @@ class Cudart:
     def stream(self) -> Pointer:
         """A new stream."""
         return self._made("cudaStreamCreateWithFlags", ctypes.c_uint(0))
-
-    def free_stream(self, stream: Pointer) -> None:
-        """End it."""
-        self._call("cudaStreamDestroy", ctypes.c_void_p(stream))
 
     def copy(self, to: Pointer, source: Pointer, nbytes: int, kind: int, stream: Pointer) -> None:
         """Have bytes copied on the stream; to or from host memory that is not pinned, before this returns."""

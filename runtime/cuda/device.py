@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Cudart, OutOfMemory, Pointer
+from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Cudart, OutOfMemory, Pointer, free_with
 from llmc.runtime.loading import library
 
 Progress = Callable[[str, int, int], None]
@@ -26,7 +25,7 @@ class Pinned:
     def __init__(self, cudart: Cudart, nbytes: int) -> None:
         self.pointer = cudart.pinned(nbytes)
         self.array: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pointer))
-        weakref.finalize(self, cudart.free_pinned, self.pointer)
+        free_with(self, cudart.free_pinned, self.pointer)
 
 
 class Device:
@@ -41,7 +40,6 @@ class Device:
         self.ffi = library.import_ffi()
         self.cudart = Cudart()
         self.stream: Pointer = self.cudart.stream()
-        weakref.finalize(self, self.cudart.free_stream, self.stream)
         self.handle = self.ffi.device("cuda", 0)
         self._allocate = self.ffi.get_global_func("runtime.TVMTensorAllocWithScope")
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer
+from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer, free_with
 from llmc.runtime.cuda.device import Device, Pinned
 from llmc.runtime.cuda.dlpack import DeviceMemory
 from llmc.runtime.cuda.padding import I32, Sizes, fill, sizes_of
@@ -81,12 +81,6 @@ class DeviceStep:
                 for place, tensor in zip(captured.places, captured.tensors, strict=True)
             ]
 
-    def close(self) -> None:
-        """Throw what was captured away."""
-        for captured in self._captured.values():
-            self._device.cudart.free_graph(captured.graph)
-        self._captured.clear()
-
     def _put(self, sizes: Sizes) -> list[Any]:
         """Put the copy of the index arrays and the step on the stream; its results, tensors of the device."""
         device = self._device
@@ -136,8 +130,9 @@ class DeviceStep:
         except (LlmcError, RuntimeError):  # TVM's are RuntimeErrors; run as it is, it fails again if it is at fault
             device.cudart.abandon_capture(device.stream)
             return None
-        self._captured[sizes] = Captured(graph, tensors, results, places)
-        return self._captured[sizes]
+        captured = self._captured[sizes] = Captured(graph, tensors, results, places)
+        free_with(captured, device.cudart.free_graph, graph)
+        return captured
 
     def _results_of(self, nbytes: int) -> Pinned:
         """Pinned memory for results; steps captured before keep theirs."""
