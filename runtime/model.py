@@ -88,6 +88,7 @@ def load(
     if artifact.variant.device is None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         pages = PagePool(manifest.kv, tokens or _default_cache(manifest, memory // 2))
+        front = _front(manifest, pages)  # before the library, which calls its collectives
         functions = bind(artifact, pages.layers, weights, threads)
     else:
         from llmc.runtime.cuda.bind import bind_to_device  # with CUDA's libraries
@@ -96,7 +97,7 @@ def load(
             return tokens or _default_cache(manifest, int(free * _DEVICE_SHARE))
 
         pages, functions = bind_to_device(artifact, weights, tokens_in, progress)
-    front = _front(manifest, pages)
+        front = None
     if front is not None:
         functions = front.leading(functions)
     runner = Runner(
