@@ -61,13 +61,17 @@ def machine(monkeypatch: pytest.MonkeyPatch, **libraries: Any) -> None:
         ({"libcuda": Driver((8, 6), status=100)}, r"an NVIDIA device \(the driver finds none, error 100\)"),
         ({"libcuda": Driver((8, 0), (9, 0)), "libcudart": 1}, r"a device that runs sm_86 \(here: sm_80, sm_90\)"),
         ({"libcuda": Driver((8, 0), (8, 9))}, r"libcudart.so.13 \(pip install nvidia-cuda-runtime\)"),
-        ({"libcuda": Driver((8, 9)), "libcudart": 1}, "a runtime that runs steps on GPUs"),
     ],
 )
 def test_what_is_missing_is_named(libraries: dict[str, Any], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, **libraries)
     (lacking,) = cuda.lacking(SM_86)
     assert re.fullmatch(f"{wanted}.*", lacking)
+
+
+def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, libcuda=Driver((8, 0), (8, 9)), libcudart=1)
+    assert cuda.lacking(SM_86) == []
 
 
 def test_loaders_pass_over_variants_for_devices(
