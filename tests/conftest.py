@@ -74,6 +74,46 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+_LIBRARIES: dict[tuple[str, int], list[tuple[Any, Path]]] = {}  # of (target, hash): modules, and where their code is
+
+
+def _once(write: Callable[..., None], folder: Path, module: Any, target: Any, path: Path) -> None:
+    """`write`'s library for a module and a CPU; of a module equal to one that was seen, a copy of that one's."""
+    from tvm_ffi import structural_equal, structural_hash
+
+    from llmc.targets.target import Target
+
+    if not isinstance(target, Target):  # CUDA's has a compiler besides, and some tests another one
+        return write(module, target, path)
+    seen = _LIBRARIES.setdefault((repr(target), structural_hash(module)), [])
+    for other, library in seen:
+        if structural_equal(other, module):
+            shutil.copyfile(library, path)
+            path.chmod(library.stat().st_mode)
+            return None
+    write(module, target, path)
+    copy = folder / f"{sum(map(len, _LIBRARIES.values()))}.so"
+    shutil.copy(path, copy)
+    seen.append((module, copy))
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libraries_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Most of a small model's compile is machine code that another test has seen made."""
+    libraries = sys.modules.get("llmc.compiler.driver.libraries")
+    if libraries is not None:  # else no test here compiles
+        libraries.write_library = partial(_once, libraries.write_library, tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code is made again: for tests that compare it."""
+    from llmc.compiler.driver import libraries
+
+    monkeypatch.setattr(libraries, "write_library", libraries.write_library.args[0])
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
