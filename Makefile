@@ -1,5 +1,6 @@
 # make demo   compile the demo model and ask it a question
-# make test   every test, in WORKERS processes of about 2 GB
+# make test   the tests, in WORKERS processes of about 2 GB
+# make test-all  with them those marked thorough: more of the same models, formats and devices
 # make cross  what the tests of code for 64-bit Arm need, as root on Debian: an emulator, a cross compiler, two wheels
 # make lint   ruff and mypy
 # make bench  speed of the demo model here
@@ -17,15 +18,16 @@ MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test cross lint bench format clean
+.PHONY: demo test test-all cross lint bench format clean
 
 demo: $(MODEL)
-	$(BIN)/llmc run $(MODEL) "Give me three tips for staying healthy."
+	$(BIN)/llmc run $(MODEL) "List the months of the year."
 	$(BIN)/llmc bench $(MODEL) --prompt-tokens 128 --new-tokens 64 --batch 1 --repeats 1
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+test: SOME = -m "not thorough"
+test test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(SOME) $(ALONE)
 
 cross: $(VENV)/.compile
 	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } > /dev/null || \

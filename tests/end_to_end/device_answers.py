@@ -1,11 +1,11 @@
-"""What the workers of some artifacts answer, one artifact after another in the same processes.
+"""What the workers of an artifact answer.
 
-    mpirun -n 2 python tests/end_to_end/device_answers.py ASKED.json FOLDER
-    python tests/end_to_end/device_answers.py ASKED.json FOLDER               artifacts of one device
+    mpirun -n 2 python tests/end_to_end/device_answers.py ASKED.json ANSWERS.npz
+    python tests/end_to_end/device_answers.py ASKED.json ANSWERS.npz               of an artifact of one device
 
-ASKED.json: a list of {"artifact", "prompts": lists of ids, "new_tokens"}. FOLDER gets number.npz of each: `ids`
-(prompts, new_tokens), greedy, all prompts in common steps; `logits_0`, ... (new_tokens, V): of one step that reads the
-whole answer of a prompt at once.
+ASKED.json: {"artifact", "prompts": lists of ids, "new_tokens"}. ANSWERS.npz gets `ids` (prompts, new_tokens), greedy,
+all prompts in common steps; `logits_0`, ... (new_tokens, V): of one step that reads the whole answer of a prompt at
+once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ CACHE_TOKENS = 4096
 
 
 def main() -> None:
-    """Answer everything that is asked, in its order."""
-    asked, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    for number, each in enumerate(asked):
-        if attend(each["artifact"], threads=1):
-            continue
-        with llmc.load(each["artifact"], threads=1, cache_tokens=CACHE_TOKENS) as model:
-            np.savez(folder / f"{number}.npz", **answers(model, each["prompts"], each["new_tokens"]))
+    """Answer what is asked, or work for the rank that does."""
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    if attend(asked["artifact"], threads=1):
+        return
+    with llmc.load(asked["artifact"], threads=1, cache_tokens=CACHE_TOKENS) as model:
+        np.savez(sys.argv[2], **answers(model, asked["prompts"], asked["new_tokens"]))
 
 
 def answers(model: Model, prompts: list[list[int]], new_tokens: int) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,18 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 # Of these kernels are run too, by an interpreter, which takes long; tests/end_to_end/test_cuda_steps.py runs others.
 INTERPRETED = ["llama", "gemma3_text", "deepseek_v3"]
+# Blocks that these have, others have too, here or in test_cuda_steps.py.
+THOROUGH = ["llama", "gemma3_text", "qwen3", "T5", "ModernBERT"]
 # Encoder-decoders of test_translators.py: by distance with biases that are learned, and by sines.
 SOURCES = ["T5", "M2M100, NLLB"]
 # Of the greatest logit. Over bf16 pages CPUs round softmax weights too; a code is another one where a sum is.
 EXACT, ROUNDED = 3e-5, 2e-2
 PROMPT, ANSWER = [5, 77, 130, 9, 250], 2  # a step of five rows, then one of one
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """What is tested of these, some of them thoroughly alone."""
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in names]
 
 
 def step_of(source: Path, artifact: Path) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
@@ -124,7 +131,7 @@ def answer(model: Any) -> Any:
     return model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", cases(MODELS))
 def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     model_type: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -134,7 +141,7 @@ def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     check_ways(source, tmp_path / "cpu.llmc", answer, model_type in INTERPRETED)
 
 
-@pytest.mark.parametrize("case", SOURCES)
+@pytest.mark.parametrize("case", cases(SOURCES))
 def test_an_encoder_and_its_decoder(case: str, tmp_path: Path) -> None:
     """The source is read by rows that see each other; the answer's rows attend to it."""
     model_type, config = TRANSLATORS[case]
@@ -143,7 +150,7 @@ def test_an_encoder_and_its_decoder(case: str, tmp_path: Path) -> None:
     check_ways(tmp_path, tmp_path / "cpu.llmc", answer)
 
 
-@pytest.mark.parametrize("case", ["BERT", "ModernBERT"])
+@pytest.mark.parametrize("case", cases(["BERT", "ModernBERT"]))
 def test_an_encoder_alone(case: str, tmp_path: Path) -> None:
     """The vector of a text, whose rows see each other, in a window too."""
     save_encoder(tmp_path, case)

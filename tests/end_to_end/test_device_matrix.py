@@ -1,14 +1,11 @@
 """Tiny models of four structures answer on workers, whatever the placement, as they do on one device.
 
-What takes the time is compiling a library for each device, so a run has some of the placements of each structure;
-LLMC_WHOLE_MATRIX=1 has all of them, and SmolLM2 on all of them with 64 tokens. Artifacts for as many workers run one
-after another in the same processes.
+What takes the time is compiling a library for each device, so some of the placements are left to `make test-all`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,7 +32,6 @@ pytestmark = pytest.mark.skipif(
 
 Answers = dict[str, NDArray[Any]]
 
-WHOLE = "LLMC_WHOLE_MATRIX" in os.environ
 PLACEMENTS = ("0;1", "0&1", "0;1;2;3", "0&1&2&3", "0&1;2&3")
 NEW_TOKENS, TOLERANCE = 64, 1e-3
 PROMPTS = [np.random.default_rng(n).integers(5, 300, n).tolist() for n in (37, 5, 18)]
@@ -48,13 +44,19 @@ STRUCTURES: dict[str, tuple[str, dict[str, Any]] | None] = {
     "experts": ("mixtral", {**_LAYERS, "num_key_value_heads": 4, "num_local_experts": 4}),
     "an encoder": None,
 }
+# Structure -> placements of every run of the tests.
 _SOME = {
     "grouped queries": ("0;1", "0&1"),
-    "one kv head for all": ("0&1&2&3",),
+    "one kv head for all": ("0&1",),
     "experts": ("0&1;2&3",),
-    "an encoder": ("0;1;2;3",),
+    "an encoder": ("0;1",),
+    "SmolLM2": ("0&1",),
 }
-CASES = [(name, devices) for name in STRUCTURES for devices in (PLACEMENTS if WHOLE else _SOME[name])]
+
+
+def cases(name: str) -> list[Any]:
+    """Parameters of a test: a structure's placements, those not of every run marked."""
+    return [pytest.param(d, marks=[pytest.mark.thorough] * (d not in _SOME[name])) for d in PLACEMENTS]
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,17 @@ class Asked:
         return 1 if self.devices is None else sum(map(len, parse_placement(self.devices, None).stages))
 
 
-def answered(asked: dict[Any, Asked], folder: Path, timeout: float = 240) -> dict[Any, Answers]:
-    """What workers answer: as many processes for all artifacts of so many devices, device_answers.py says how."""
-    found = {}
-    for workers in sorted({each.workers for each in asked.values()}):
-        own = {key: each for key, each in asked.items() if each.workers == workers}
-        entries = [{**asdict(each), "artifact": str(each.artifact)} for each in own.values()]
-        output = folder / f"answers-{workers}"
-        output.mkdir()
-        (output / "asked.json").write_text(json.dumps(entries))
-        script = Path(__file__).with_name("device_answers.py")
-        command = [sys.executable, str(script), str(output / "asked.json"), str(output)]
-        launcher = [str(MPIRUN), "-n", str(workers)] if workers > 1 else []
-        done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=timeout, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        for number, key in enumerate(own):
-            with np.load(output / f"{number}.npz") as arrays:
-                found[key] = dict(arrays)
-    return found
+def answered(asked: Asked, folder: Path) -> Answers:
+    """What workers answer, device_answers.py says how."""
+    folder.mkdir()
+    (folder / "asked.json").write_text(json.dumps({**asdict(asked), "artifact": str(asked.artifact)}))
+    script = Path(__file__).with_name("device_answers.py")
+    command = [sys.executable, str(script), str(folder / "asked.json"), str(folder / "answers.npz")]
+    launcher = [str(MPIRUN), "-n", str(asked.workers)] if asked.workers > 1 else []
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(folder / "answers.npz") as arrays:
+        return dict(arrays)
 
 
 def assert_same(found: Answers, expected: Answers) -> None:
@@ -111,49 +106,56 @@ def models(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def matrix(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str | None], Answers]:
-    """Structure and placement -> its answers."""
-    folder, asked = tmp_path_factory.mktemp("matrix"), {}
-    whole: list[tuple[str, str | None]] = [(name, None) for name in STRUCTURES]
-    for number, (name, devices) in enumerate([*whole, *CASES]):
-        artifact = folder / f"{number}.llmc"
-        compile_model(models[name], artifact, quant="f32", devices=devices)
-        asked[name, devices] = Asked(artifact, devices, PROMPTS, NEW_TOKENS)
-    return answered(asked, folder)
+def exact(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
+    """A function: structure -> the answers of one device, in float32."""
+    folder, found = tmp_path_factory.mktemp("exact"), dict[str, Answers]()
+
+    def get(name: str) -> Answers:
+        if name not in found:
+            own = folder / name
+            own.mkdir()
+            compile_model(models[name], own / "whole.llmc", quant="f32")
+            found[name] = answered(Asked(own / "whole.llmc", None, PROMPTS, NEW_TOKENS), own / "answers")
+        return found[name]
+
+    return get
 
 
-@pytest.mark.parametrize(("structure", "devices"), CASES)
-def test_structure(structure: str, devices: str, matrix: dict[tuple[str, str | None], Answers]) -> None:
-    expected = matrix[structure, None]
-    assert expected["ids"].shape == (len(PROMPTS), NEW_TOKENS)
-    assert_same(matrix[structure, devices], expected)
-
-
-def test_quantized_by_tensor(
-    models: dict[str, Path], matrix: dict[tuple[str, str | None], Answers], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [pytest.param(name, *case.values, marks=case.marks) for name in STRUCTURES for case in cases(name)],
+)
+def test_structure(
+    name: str, devices: str, models: dict[str, Path], exact: Callable[[str], Answers], tmp_path: Path
 ) -> None:
+    compile_model(models[name], tmp_path / "parts.llmc", quant="f32", devices=devices)
+    found = answered(Asked(tmp_path / "parts.llmc", devices, PROMPTS, NEW_TOKENS), tmp_path / "answers")
+    assert found["ids"].shape == (len(PROMPTS), NEW_TOKENS)
+    assert_same(found, exact(name))
+
+
+def test_quantized_by_tensor(models: dict[str, Path], exact: Callable[[str], Answers], tmp_path: Path) -> None:
     """Devices round activations to int8 on their own: what that changes is no more than the format's own error."""
-    found = answered(_quantized(models, "auto", tmp_path), tmp_path)
-    exact = matrix["grouped queries", None]
-    for name in (name for name in exact if name.startswith("logits")):
-        one, two = found[None][name], found["0&1"][name]
-        assert _rms(two - one) <= 2 * _rms(one - exact[name][:1]) < 0.2
+    one, two = _quantized(models, "auto", tmp_path)
+    unrounded = exact("grouped queries")
+    for name in (name for name in unrounded if name.startswith("logits")):
+        assert _rms(two[name] - one[name]) <= 2 * _rms(one[name] - unrounded[name][:1]) < 0.2
 
 
-@pytest.mark.skipif(not WHOLE, reason="compiles kernels for a minute: LLMC_WHOLE_MATRIX=1")
+@pytest.mark.thorough
 def test_quantized_by_tensor_without_rounding(models: dict[str, Path], tmp_path: Path) -> None:
-    found = answered(_quantized(models, "f32", tmp_path), tmp_path)
-    assert_same(found["0&1"], found[None])
+    one, two = _quantized(models, "f32", tmp_path)
+    assert_same(two, one)
 
 
-def _quantized(models: dict[str, Path], activations: str, folder: Path) -> dict[str | None, Asked]:
+def _quantized(models: dict[str, Path], activations: str, folder: Path) -> list[Answers]:
     """One token of a model with weights of 8 bits, of one device and of two."""
-    asked: dict[str | None, Asked] = {}
+    found = []
     for devices in (None, "0&1"):
         path = folder / f"{devices}.llmc"
         compile_model(models["grouped queries"], path, quant="q8", devices=devices, activations=activations)
-        asked[devices] = Asked(path, devices, PROMPTS, 1)
-    return asked
+        found.append(answered(Asked(path, devices, PROMPTS, 1), folder / f"{devices}"))
+    return found
 
 
 def _rms(values: NDArray[Any]) -> float:
@@ -161,14 +163,10 @@ def _rms(values: NDArray[Any]) -> float:
 
 
 @pytest.mark.model
-def test_smollm2(smollm2_gguf: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    placements, tokens = (PLACEMENTS, 64) if WHOLE else (("0&1",), 16)
+@pytest.mark.parametrize("devices", cases("SmolLM2"))
+def test_smollm2(devices: str, smollm2_gguf: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    tokens = 16 if devices in _SOME["SmolLM2"] else NEW_TOKENS
     prompt = np.random.default_rng(0).integers(5, 49000, 24).tolist()
-    asked: dict[str | None, Asked] = {None: Asked(smollm2_artifact("f32"), None, [prompt], tokens)}
-    for number, devices in enumerate(placements):
-        path = tmp_path / f"{number}.llmc"
-        compile_model(smollm2_gguf, path, quant="f32", devices=devices)
-        asked[devices] = Asked(path, devices, [prompt], tokens)
-    found = answered(asked, tmp_path, timeout=280 if not WHOLE else 3000)
-    for devices in placements:
-        assert_same(found[devices], found[None])
+    compile_model(smollm2_gguf, tmp_path / "parts.llmc", quant="f32", devices=devices)
+    found = answered(Asked(tmp_path / "parts.llmc", devices, [prompt], tokens), tmp_path / "parts")
+    assert_same(found, answered(Asked(smollm2_artifact("f32"), None, [prompt], tokens), tmp_path / "whole"))

@@ -83,7 +83,7 @@ def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_smollm2_from_a_safetensors_folder_gives_the_same(
     smollm2: Model, smollm2_gguf: Path, twin: LlamaForCausalLM, answers: list[Generation], tmp_path: Path
 ) -> None:
