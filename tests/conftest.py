@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +85,7 @@ def _once(write: Callable[..., None], folder: Path, module: Any, target: Any, pa
 
     if not isinstance(target, Target):  # CUDA's has a compiler besides, and some tests another one
         return write(module, target, path)
-    seen = _LIBRARIES.setdefault((repr(target), structural_hash(module)), [])
+    seen = _LIBRARIES.setdefault((str(target.llvm()), structural_hash(module)), [])
     for other, library in seen:
         if structural_equal(other, module):
             shutil.copyfile(library, path)
@@ -104,6 +104,27 @@ def _libraries_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     libraries = sys.modules.get("llmc.compiler.driver.libraries")
     if libraries is not None:  # else no test here compiles
         libraries.write_library = partial(_once, libraries.write_library, tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture(scope="module")
+def plain_code() -> Iterator[None]:
+    """LLVM optimizes nothing that these tests compile, which takes it a tenth of the time.
+
+    For tests of graphs, weights and processes, within tolerances: tests/targets has the kernels as they are shipped.
+    """
+    import tvm
+
+    from llmc.targets.target import Target
+
+    llvm = Target.llvm
+
+    def plain(target: Target) -> Any:
+        config = {name: value for name, value in llvm(target).export().items() if name != "tag"}
+        return tvm.target.Target({**config, "opt-level": 0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "llvm", plain)
+        yield
 
 
 @pytest.fixture

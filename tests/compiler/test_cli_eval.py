@@ -182,7 +182,7 @@ def test_ctrl_c_is_quiet(exact: Path, text: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_demo_model_on_real_text(smollm2_artifact: Callable[..., Path], root: Path) -> None:
     text = root / "LICENSE"
     found = figures(smollm2_artifact("q4"), "--text", text, "--against", smollm2_artifact("f32"), "--windows", "2")

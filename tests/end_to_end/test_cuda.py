@@ -159,6 +159,7 @@ def test_an_encoder_alone(case: str, tmp_path: Path) -> None:
 
 
 @need_nvcc
+@pytest.mark.thorough
 def test_encoders_are_compiled(tmp_path: Path) -> None:
     model_type, config = TRANSLATORS["T5"]
     save_translator(tmp_path, model_type, config, seed=1)

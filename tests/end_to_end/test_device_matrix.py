@@ -26,9 +26,12 @@ from tiny_translator import save_translator
 from translator_cases import TRANSLATORS
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
-pytestmark = pytest.mark.skipif(
-    find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
-)
+pytestmark = [
+    pytest.mark.usefixtures("plain_code"),
+    pytest.mark.skipif(
+        find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
+    ),
+]
 
 Answers = dict[str, NDArray[Any]]
 

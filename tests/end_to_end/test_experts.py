@@ -23,6 +23,8 @@ from llmc.runtime.runner import Feed
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 TEXT = "the quick brown fox jumps over the lazy dog and says hello to the world, again and again. " * 40
 IDS = np.random.default_rng(5).integers(3, 320, 37).tolist()
 # Experts whose width is a multiple of 64 take codes on the left of both products, others of the first only.

@@ -30,6 +30,8 @@ from family_check import EPS, check
 from family_lists.others import OTHERS
 from reference import saved_reference
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 _GATE, _DOWN = "shared_expert_gate.weight", "shared_expert.down_proj.weight"
 
 

@@ -17,6 +17,8 @@ from tiny_translator import save_translator
 from translator_cases import T5
 from translator_check import check_translator, twin_of
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 
 @pytest.mark.parametrize("case", TRANSLATORS)
 def test_translator(case: str, tmp_path: Path) -> None:

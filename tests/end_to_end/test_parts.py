@@ -20,6 +20,8 @@ from llmc.runtime.runner import Feed
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 # Family -> format of its weights; others are in test_oracle.py.
 MODELS = {"GPT-2": "f32", "OLMoE": "q4"}
 LAYERS = {"num_hidden_layers": 3}

@@ -20,6 +20,8 @@ from tiny_translator import save_translator
 from translator_cases import TRANSLATORS
 from translator_check import check_translator, generated, twin_of
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference import logits, reference
 from test_gguf_blocks import QUANTIZABLE, TYPES
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 HIDDEN, FFN, VOCAB = 256, 256, 264
 EXACT = ("Q4_K",)  # every table that a block can have; kernels without int8 take long to compile
 IDS = [1, 17, 200, 45, 45, 9, 130, 77, 12, 3, 250, 61]

@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from family_cases import CASES
 from reference import is_greedy, logits, saved_reference
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 PACKED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 IDS = list(range(3, 30))
 

@@ -25,6 +25,8 @@ from llmc.targets.lower import lower
 sys.path.insert(0, str(Path(__file__).parent))
 from on_devices import Arrays
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 SPEC = example()
 ROWS = 20
 
