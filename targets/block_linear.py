@@ -24,7 +24,7 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     format = _format(attrs)
     body = i8_body(target, format, int(shapes[0][1]) * 4)
-    # Longer blocks have sums of their own besides the dots; and where registers are fewer, more rows only make more code.
+    # Longer blocks have sums of their own besides the dots; with fewer registers more rows only make more code.
     more = MORE_ROWS if format.block <= BLOCK and target.has("avx512f") else 0
     tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
     return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled)
