@@ -99,6 +99,7 @@ def test_a_budget_is_kept_to_and_used(bpw: float, tiny: Path, tmp_path: Path) ->
     assert result.loss is not None
 
 
+@pytest.mark.thorough
 def test_a_budget_in_bytes_counts_everything(tiny: Path, tmp_path: Path) -> None:
     result = compile_model(tiny, tmp_path / "a.llmc", size=60_000)
     assert 45_000 < _stored_bytes(result) <= 60_000

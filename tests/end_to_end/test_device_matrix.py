@@ -137,6 +137,7 @@ def test_structure(
     assert_same(found, exact(name))
 
 
+@pytest.mark.thorough
 def test_quantized_by_tensor(models: dict[str, Path], exact: Callable[[str], Answers], tmp_path: Path) -> None:
     """Devices round activations to int8 on their own: what that changes is no more than the format's own error."""
     one, two = _quantized(models, "auto", tmp_path)
