@@ -85,7 +85,13 @@ def _logits(artifact: Path) -> np.ndarray:
         return model.runner.step([Feed(model.runner.new_sequence(), IDS, "all")]).logits.copy()
 
 
-@pytest.mark.parametrize("stored", TYPES)
+# Stored types of every run of the tests: of each kind of block one.
+SOME = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
+
+
+@pytest.mark.parametrize(
+    "stored", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in SOME)) for name in TYPES]
+)
 def test_kept_weights_give_the_logits_of_float32(stored: str, kept_gguf: Callable[[str], Path], tmp_path: Path) -> None:
     path = kept_gguf(stored)
     expected = logits(reference(path), IDS)

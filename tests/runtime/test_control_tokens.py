@@ -113,6 +113,7 @@ def test_a_tokenizer_without_special_tokens() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.thorough
 def test_a_real_template_and_tokenizer(smollm2_artifact: Callable[..., Path]) -> None:
     folder = smollm2_artifact()
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
