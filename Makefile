@@ -12,7 +12,7 @@ BIN     = $(VENV)/bin
 QUANT  ?= auto
 WORKERS ?= 2
 # What runs kernels by several threads: a worker has one core.
-ALONE   = tests/targets tests/runtime
+ALONE   = tests/runtime $(addprefix tests/targets/test_,attention_blocks.py bf16_pages.py top.py)
 CROSS   = qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross
 MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
@@ -25,6 +25,7 @@ demo: $(MODEL)
 	$(BIN)/llmc bench $(MODEL) --prompt-tokens 128 --new-tokens 64 --batch 1 --repeats 1
 
 test: SOME = -m "not thorough"
+test-all: ALONE = tests/runtime tests/targets
 test test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(SOME) $(ALONE)
