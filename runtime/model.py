@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.bound import bind
 from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.freed_memory import give_back
@@ -19,7 +19,7 @@ from llmc.runtime.engine.streams import TextStream
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.generate import Generation, Options, Part
 from llmc.runtime.loading.artifact import Artifact, open_artifact
-from llmc.runtime.loading.bind import bind, parts_of
+from llmc.runtime.loading.bind import parts_of
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.integrity import Progress
@@ -38,7 +38,6 @@ Message = Mapping[str, str]
 
 _MAX_THREADS = 1024
 _ENDLESS_TOKENS = 2**24  # of a prompt for a text without end: what is longer is taken for a mistake
-_DEVICE_SHARE = 0.6  # of a device's free memory for the cache; steps of all sizes need the rest
 _CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
 
 
@@ -85,21 +84,17 @@ def load(
     template = _template(artifact)
     tokens = None if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    if artifact.variant.device is None:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        pages = PagePool(manifest.kv, tokens or _default_cache(manifest, memory // 2))
-        front = _front(manifest, pages)  # before the library, which calls its collectives
-        functions = bind(artifact, pages.layers, weights, threads)
-    else:
-        from llmc.runtime.cuda.bind import bind_to_device  # with CUDA's libraries
+    front = _front(manifest)
 
-        def tokens_in(free: int) -> int:
-            return tokens or _default_cache(manifest, int(free * _DEVICE_SHARE))
+    def tokens_in(memory: int) -> int:
+        wanted = tokens or _default_cache(manifest, memory)
+        return wanted if front is None else front.tokens(wanted, asked=tokens is not None)
 
-        pages, functions = bind_to_device(artifact, weights, tokens_in, progress)
-        front = None
+    pages, functions = bind(
+        artifact, weights, threads, tokens_in, None if front is None else front.collectives, progress
+    )
     if front is not None:
-        functions = front.leading(functions)
+        functions = front.leading(pages, functions)
     runner = Runner(
         functions["step"], pages, manifest.vocab, manifest.context, prefill_chunk,
         encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
@@ -402,13 +397,13 @@ def _bounded(name: str, value: object, most: int) -> int:
     return int(value)
 
 
-def _front(manifest: Manifest, pages: PagePool) -> Front | None:
+def _front(manifest: Manifest) -> Front | None:
     """Of an artifact for several devices, what leads the other workers."""
     if not isinstance(manifest, DeviceManifest):
         return None
     from llmc.runtime.workers.front import Front  # with MPI
 
-    return Front(manifest, pages)
+    return Front(manifest)
 
 
 def _template(artifact: Artifact[Manifest]) -> str | None:

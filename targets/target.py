@@ -210,3 +210,10 @@ def get_cpu(name: str) -> tuple[Target, ...]:
     if name not in TARGETS:
         return (alone[name],)
     return variants(platform.machine() if kind == "portable" else kind)
+
+
+def for_kind(chosen: Sequence[AnyTarget], kind: str) -> tuple[AnyTarget, ...]:
+    """Those that a device of this kind, cpu or cuda, runs; all for no kind: whatever is compiled for."""
+    if not kind:
+        return tuple(chosen)
+    return cpus(chosen) if kind == "cpu" else gpus(chosen)

@@ -100,7 +100,7 @@ def _model_artifact(
         if request.placement is not None:
             from llmc.compiler.driver.devices import write_devices
 
-            return write_devices(request, cpus(chosen), knobs, model, plan, report), None
+            return write_devices(request, chosen, knobs, model, plan, report), None
         return write_artifact(request, chosen, knobs, model, plan, report)
     finally:
         model.close()
@@ -118,7 +118,10 @@ def write_artifact(
 
     kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
-    stored, steps = _steps_of(request, chosen, model.spec, plan.recipe, kv_dtype, report)
+    stored, steps = steps_for(
+        request, chosen,
+        lambda exact: planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report),
+    )  # fmt: skip
     with artifact.new_artifact(request.output) as folder:
         weights = write_weights(folder, stored, plan.source, report)
         variants = write_libraries(
@@ -136,20 +139,18 @@ def write_artifact(
     return manifest, loss
 
 
-def _steps_of(
-    request: Request, chosen: Sequence[targets.AnyTarget], spec: ModelSpec, recipe: dict[str, str], kv_dtype: str,
-    report: Progress,
-) -> tuple[list[StoredWeight], dict[targets.AnyTarget, Any]]:  # fmt: skip
-    """`planned_step` for each target: one module for those that round activations, one for those that do not.
-
-    Weights are stored in the same way for both.
+def steps_for(
+    request: Request, chosen: Sequence[targets.AnyTarget], make: Callable[[bool], tuple[list[StoredWeight], Any]]
+) -> tuple[list[StoredWeight], dict[targets.AnyTarget, Any]]:
+    """What `make`, as `planned` does, gives for each target: one module for those that round activations, and one for
+    those that do not (True). Weights are stored in the same way for both.
     """
     from llmc.passes.round_activations import round_activations
 
     made: dict[bool, tuple[list[StoredWeight], Any]] = {}
     exact = {target: request.activations == "f32" or not target.int8_activations for target in chosen}
     for each in dict.fromkeys(exact.values()):
-        stored, step = planned_step(spec, recipe, kv_dtype, request.layer_groups, each, report)
+        stored, step = make(each)
         made[each] = stored, round_activations(step) if request.activations == "bf16" else step
     stored, *others = [weights for weights, _ in made.values()]
     assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler import artifact
-from llmc.compiler.driver.compile import Progress, kv_kind, planned, write_texts
+from llmc.compiler.driver.compile import Progress, kv_kind, planned, steps_for, write_texts
 from llmc.compiler.driver.libraries import lowered, write_libraries
 from llmc.compiler.driver.manifest import describe_model
 from llmc.compiler.driver.request import Request
@@ -30,31 +30,37 @@ if TYPE_CHECKING:
 
 
 def write_devices(
-    request: Request, chosen: Sequence[targets.Target], knobs: Found, model: Any, plan: Plan, report: Progress
+    request: Request, chosen: Sequence[targets.AnyTarget], knobs: Found, model: Any, plan: Plan, report: Progress
 ) -> dict[str, Any]:
     """Write the artifact of a planned compile for the devices of the request; its manifest."""
     from llmc.frontends.graph.build import build
     from llmc.passes.partition import partition
+    from llmc.targets.target import for_kind
 
     placement = request.placement
     assert placement is not None
     kv_dtype = kv_kind(request.kv, plan.recipe)
-    exact = request.activations == "f32"
     ranks: list[dict[str, Any]] = []
     stored_by_any: list[StoredWeight] = []
     with artifact.new_artifact(request.output) as folder:
         for part in partition(build(model.spec, kv_dtype, request.layer_groups), placement):
             shares = {share.name: share for share in part.weights}
-            stored, step = planned(part.module, list(shares), plan.recipe, exact, report)
+            own = for_kind(chosen, part.device.kind)
+            stored, steps = steps_for(
+                request, own,
+                lambda exact, part=part, names=list(shares): (  # type: ignore[misc]
+                    planned(part.module, names, plan.recipe, exact, report)
+                ),
+            )  # fmt: skip
             source = ShareSources(plan.source, shares)
             weights = write_weights(folder, stored, source, report, f"weights.{part.rank}.safetensors")
             variants = write_libraries(
-                folder, lambda target, step=step: lowered(step, target, knobs),  # type: ignore[misc]
-                chosen, request.tvm_runtime, report, f".{part.rank}",
+                folder, lambda target, steps=steps: lowered(steps[target], target, knobs),  # type: ignore[misc]
+                own, request.tvm_runtime, report, f".{part.rank}",
             )  # fmt: skip
             ranks.append(_describe(part, weights, variants))
             stored_by_any += stored
-        functions = sorted(variable.name_hint for variable in step.functions)
+        functions = sorted(variable.name_hint for variable in steps[own[0]].functions)
         manifest = describe_model(
             model, plan.recipe, kv_dtype, stored_by_any, ranks[0]["weights"], ranks[0]["variants"], functions,
             part_sizes(model.spec, request.layer_groups),

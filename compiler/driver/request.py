@@ -90,8 +90,8 @@ def check_choices(request: Request) -> tuple[targets.AnyTarget, ...]:
         raise LlmcError(f"--bpw {request.bpw:g}: wanted more than 0 and at most 32 bits per weight")
     if request.size is not None and request.size <= 0:
         raise LlmcError(f"--size {request.size}: wanted a positive number of bytes")
-    _check_devices(request)
     chosen = targets.get(request.target)
+    _check_devices(request, chosen)
     for target in targets.gpus(chosen):
         _check_cuda(request, target, alone=not targets.cpus(chosen))
     if request.activations == "bf16" and targets.cpus(chosen):
@@ -107,10 +107,7 @@ def _check_cuda(request: Request, target: CudaTarget, alone: bool) -> None:
     """What CUDA targets cannot do yet, and what they need; `alone`: there are none for CPUs beside it."""
     if request.activations == "i8" and alone:
         raise LlmcError(f"--activations i8: kernels of {target.name} multiply floats; leave it out")
-    wrong = {
-        "--devices": request.placement, "--tuned": alone and request.tuned,
-        "a graph": Path(request.source).suffix in GRAPHS,
-    }  # fmt: skip
+    wrong = {"--tuned": alone and request.tuned, "a graph": Path(request.source).suffix in GRAPHS}
     for name, given in wrong.items():
         if given and (name != "a graph" or request.spec is None):
             raise LlmcError(f"{name}: not for {target.name} so far; compile it for a CPU")
@@ -118,15 +115,28 @@ def _check_cuda(request: Request, target: CudaTarget, alone: bool) -> None:
     find_nvcc()
 
 
-def _check_devices(request: Request) -> None:
+def _check_devices(request: Request, chosen: tuple[targets.AnyTarget, ...]) -> None:
+    """Whether each device can have code: of the targets, those of its kind."""
     if request.devices is None and request.split is not None:
         raise LlmcError(f"--split {request.split[:200]}: of no devices; give --devices too")
-    placement = request.placement
-    if placement is None:
+    if request.devices is None:
         return
-    other = [str(device) for stage in placement.stages for device in stage if device.kind not in ("", "cpu")]
-    if other:
-        raise LlmcError(f"--devices: {', '.join(other)}: workers run on CPUs only so far")
+    devices = [device for stage in parse_placement(request.devices, request.split).stages for device in stage]
+    without = [str(device) for device in devices if not targets.for_kind(chosen, device.kind)]
+    if without:
+        raise LlmcError(
+            f"--devices: {', '.join(without)}: --target {request.target} makes no code for it; name targets of all "
+            "kinds of devices, as --target cuda:sm_90,cpu"
+        )
+    if targets.cpus(chosen) and targets.gpus(chosen) and not all(device.kind for device in devices):
+        raise LlmcError(
+            f"--devices {request.devices}: numbers alone, and --target names CPUs and GPUs; say cpu or cuda:0"
+        )
+    idle = [each.name for each in chosen if not any(each in targets.for_kind(chosen, d.kind) for d in devices)]
+    if idle and request.placement is not None:
+        raise LlmcError(f"--target: {', '.join(idle)}: for no device of --devices {request.devices}; leave it out")
+    if request.placement is None:
+        return
     if request.layer_groups is not None:
         raise LlmcError("--layer-groups and --devices: the step in parts is for one device so far")
     if request.check:

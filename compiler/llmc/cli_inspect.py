@@ -183,16 +183,20 @@ def _variants(manifest: dict[str, Any]) -> str:
     """Return the variants, best first, and what this machine lacks for each."""
     missing = manifest["machine"]["missing"]
     lacks = {name: f"; lacks {' '.join(flags)}" if flags else "" for name, flags in missing.items()}
-    return ", ".join(f"{v['name']} ({v['arch']}{lacks[v['name']]})" for v in manifest["variants"])
+    ranks = manifest["devices"]["ranks"] if "devices" in manifest else [manifest]
+    variants = {variant["name"]: variant for each in ranks for variant in each["variants"]}
+    return ", ".join(f"{name} ({v['arch']}{lacks[name]})" for name, v in variants.items())
 
 
 def _fit(machine: dict[str, Any]) -> str:
+    from llmc.runtime.loading.cpu import forced_variant
+
     if machine["variant"] is not None:
         return f"yes, as {machine['variant']}"
     fits = [name for name, flags in machine["missing"].items() if not flags]
-    if fits:
+    if fits and forced_variant():
         return f"no: LLMC_VARIANT names none of {', '.join(fits)}"
-    lacking = "; ".join(f"{name} needs {', '.join(flags)}" for name, flags in machine["missing"].items())
+    lacking = "; ".join(f"{name} needs {', '.join(flags)}" for name, flags in machine["missing"].items() if flags)
     return f"no: {lacking}"
 
 

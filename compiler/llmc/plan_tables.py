@@ -56,6 +56,9 @@ def compile_line(planned: Any, best: Any, options: dict[str, Any]) -> str:
         words += ["--quant", options["quant"]]
     if options["kv"] != "auto":
         words += ["--kv", options["kv"]]
+    kinds = {device.kind for stage in best.placement.stages for device in stage}
+    if "cuda" in kinds:  # of which chip, a file of devices does not say
+        words += ["--target", "cuda:sm_XX" + (",cpu" if "cpu" in kinds else "")]
     line = shlex.join(words)
     if best.count > 1:
         line += f' --devices "{best.devices}"'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +14,35 @@ from llmc.runtime.cuda.cudart import TO_DEVICE
 from llmc.runtime.cuda.device import Device, Progress, the_device
 from llmc.runtime.cuda.padding import SPARE_PAGES
 from llmc.runtime.cuda.pages import DevicePages
+from llmc.runtime.cuda.staging import StagedMemory
 from llmc.runtime.cuda.steps import DeviceStep
 from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.bind import RESULTS, WITHOUT_CACHE
+from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.runner import Step
+
+if TYPE_CHECKING:
+    from llmc.runtime.workers.collectives import Collectives
 
 _FILLED_UP = ("step", "encode")
 
 
 def bind_to_device(
     artifact: Artifact[Manifest], weights: list[NDArray[Any]], tokens_in: Callable[[int], int],
-    progress: Progress | None,
+    collectives: Collectives | None, progress: Progress | None,
 ) -> tuple[PagePool, dict[str, Step]]:  # fmt: skip
     """The cache, and name -> function of index arrays alone, as `loading.bind` gives them.
 
-    tokens_in: how many tokens the cache is for, when so many bytes of the device are free. Raises ArtifactError when
+    tokens_in: how many tokens the cache is for, when so many bytes of the device are free. collectives: of a worker,
+    which exchanges what its device has through the host. Raises ArtifactError when
     the library cannot be loaded, LlmcError when the device has too little memory or fails.
     """
-    names = artifact.manifest.functions
+    names, staging = artifact.manifest.functions, None
+    if collectives is not None:
+        staging = StagedMemory()
+        collectives.register(staging)
     functions = library.load_functions(artifact, names)
     device = the_device()
     stored = device.ffi.Array(device.upload(weights, progress))
@@ -43,10 +52,18 @@ def bind_to_device(
     for name, function in zip(names, functions, strict=True):
         bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
         if name in _FILLED_UP:
-            made[name] = DeviceStep(device, function, bound, len(pages.groups), pages.num_pages, RESULTS[name])
+            most = _given(artifact.manifest, name)
+            made[name] = DeviceStep(device, function, bound, len(pages.groups), pages.num_pages, most, staging)
         else:
             made[name] = partial(_call, device, function, bound, RESULTS.get(name))
     return pages, made
+
+
+def _given(manifest: Manifest, name: str) -> int:
+    """How many results of a function are looked at; zeros of a worker's sends stand behind them."""
+    if isinstance(manifest, DeviceManifest):
+        return min(RESULTS[name], len(manifest.ranks[manifest.rank].outputs[name]))
+    return RESULTS[name]
 
 
 def _pages(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DevicePages:

@@ -69,14 +69,19 @@ class Sizes:
         return places
 
 
-def sizes_of(arrays: list[I32], groups: int) -> Sizes:
-    """The sizes that these arrays are filled up to: always with room for the sequence of added rows."""
+def sizes_of(arrays: list[I32], groups: int, apart: bool = False) -> Sizes:
+    """The sizes that these arrays are filled up to: always with room for the sequence of added rows.
+
+    apart: rows and rows with logits are filled up to one size only where there are as many, so that a size tells which.
+    """
     rows, sequences, wanted = len(arrays[0]), len(arrays[4]), len(arrays[6 + groups])
     with_sources = len(arrays) > 7 + groups
-    padded = size_for(rows)
+    padded, padded_wanted = size_for(rows), size_for(wanted)
+    if apart and padded_wanted == padded and wanted != rows:
+        padded_wanted = size_for(padded + 1)
     pages = pages_size(len(arrays[6]) + pages_for(padded - rows))
     sources = pages_size(len(arrays[-1]) + 1) if with_sources else 0
-    return Sizes(padded, size_for(sequences) + 1, pages, size_for(wanted), groups, sources)
+    return Sizes(padded, size_for(sequences) + 1, pages, padded_wanted, groups, sources)
 
 
 def fill(into: I32, arrays: list[I32], sizes: Sizes, spare: int) -> None:

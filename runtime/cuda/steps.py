@@ -18,6 +18,7 @@ from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer, free_with
 from llmc.runtime.cuda.device import Device, Pinned
 from llmc.runtime.cuda.dlpack import DeviceMemory
 from llmc.runtime.cuda.padding import I32, Sizes, fill, sizes_of
+from llmc.runtime.cuda.staging import StagedMemory
 from llmc.runtime.errors import LlmcError
 
 _CAPTURED_ROWS = 64  # of a step that is captured, at most: one of more rows keeps the device busy for long enough
@@ -42,18 +43,21 @@ class DeviceStep:
     """Index arrays of the host -> results, arrays of the host.
 
     function: of index arrays, and then `bound`, tensors of the device. groups: of layers, with a list of pages each.
-    spare: the first of the pages that stand for nobody. most: results that are looked at.
+    spare: the first of the pages that stand for nobody. most: results that are looked at. staging: by which workers
+    exchange tensors in the midst of the step, which then is run as it is each time.
     """
 
     def __init__(
-        self, device: Device, function: Callable[..., Any], bound: tuple[Any, ...], groups: int, spare: int, most: int
-    ) -> None:
+        self, device: Device, function: Callable[..., Any], bound: tuple[Any, ...], groups: int, spare: int, most: int,
+        staging: StagedMemory | None = None,
+    ) -> None:  # fmt: skip
         self._device = device
         self._function = function
         self._bound = bound
         self._groups = groups
         self._spare = spare
         self._most = most
+        self._staging = staging
         self._item = device.ffi.get_global_func("ffi.ArrayGetItem")
         self._index = Pinned(device.cudart, _INDEX_BYTES)
         self._index_tensor = device.tensor((_INDEX_BYTES // 4,), I32_TYPE, "the index arrays")
@@ -64,9 +68,11 @@ class DeviceStep:
 
     def __call__(self, *arrays: I32) -> list[NDArray[Any]]:
         """The results of one step, of as many rows as were wanted."""
-        sizes = sizes_of(list(arrays), self._groups)
+        sizes = sizes_of(list(arrays), self._groups, apart=self._staging is not None)
         nbytes, wanted = 4 * sizes.places[-1], len(arrays[6 + self._groups])
         with self._device.lock:
+            if self._staging is not None:
+                self._staging.rows = {sizes.rows: len(arrays[0]), sizes.wanted: wanted}
             if nbytes > _INDEX_BYTES:
                 return self._run_large(sizes, list(arrays), wanted)
             index: I32 = self._index.array[:nbytes].view(np.int32)
@@ -111,7 +117,7 @@ class DeviceStep:
 
         The first one has left memory of all the sizes that it takes: in a capture none can be had from the device.
         """
-        if sizes.rows > _CAPTURED_ROWS or len(self._captured) >= _MOST_CAPTURED:
+        if self._staging is not None or sizes.rows > _CAPTURED_ROWS or len(self._captured) >= _MOST_CAPTURED:
             return None
         self._seen[sizes] = self._seen.get(sizes, 0) + 1
         if self._seen[sizes] != 2:  # the first time, and where a capture has failed
@@ -143,7 +149,9 @@ class DeviceStep:
     def _read(self, tensors: list[Any], wanted: int) -> list[NDArray[Any]]:
         """The first `wanted` rows of results, through pinned memory."""
         device, memory = self._device, self._results
-        found = []
+        found: list[NDArray[Any]] = []
+        if not tensors:
+            device.wait()  # the index arrays' memory is wanted for the next step
         for tensor in tensors:
             array = np.empty((wanted, *tensor.shape[1:]), str(tensor.dtype))
             flat = array.reshape(-1).view(np.uint8)

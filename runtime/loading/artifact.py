@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.loading import integrity
+from llmc.runtime.loading import cuda, integrity
 from llmc.runtime.loading.cpu import (
     choose_variant,
     cpu_arch,
@@ -78,7 +78,10 @@ def _own_manifest(folder: Path) -> Manifest:
         return read_manifest(folder)
     from llmc.runtime.workers.world import place  # with MPI
 
-    return read_device_manifest(folder, place())
+    manifest = read_device_manifest(folder, place())
+    if all(variant.device is not None for variant in manifest.variants):
+        cuda.show_only(manifest.ranks[manifest.rank].number)
+    return manifest
 
 
 def open_package(
@@ -133,8 +136,6 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     folder = _folder(path)
     manifest = read_any(folder)
     _check_presence(folder, manifest)
-    arch, flags = cpu_arch(), cpu_flags()
-    missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
     total = sum(entry.bytes for entry in manifest.files.values())
     devices = {DEVICES: device_facts(manifest)} if isinstance(manifest, DeviceManifest) else {}
     return {
@@ -142,8 +143,18 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         **devices,
         "path": str(folder),
         "bytes": total + (folder / MANIFEST).stat().st_size,
-        "machine": {"arch": arch, "variant": fitting_variant(missing), "missing": missing},
+        "machine": _machine(manifest),
     }
+
+
+def _machine(manifest: Package) -> dict[str, Any]:
+    """What this machine lacks for each variant, and which one it takes; of several devices, all have to have one."""
+    arch, flags = cpu_arch(), cpu_flags()
+    ranks = [each.variants for each in manifest.ranks] if isinstance(manifest, DeviceManifest) else [manifest.variants]
+    missing = {v.name: missing_flags(v, arch, flags) for variants in ranks for v in variants}
+    taken = [fitting_variant({v.name: missing[v.name] for v in variants}) for variants in ranks]
+    names = list(dict.fromkeys(filter(None, taken)))
+    return {"arch": arch, "variant": ", ".join(names) if all(taken) else None, "missing": missing}
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -23,7 +23,7 @@ RESULTS = {"step": 4, "encode": 2, "turn": 0, "head": 4}
 WITHOUT_CACHE = ("embed", "head")
 
 
-def bind(
+def bind_to_host(
     artifact: Artifact[Manifest], pages: list[NDArray[Any]], weights: list[NDArray[Any]], threads: int
 ) -> dict[str, Step]:
     """Name -> function, of index arrays alone, for all functions of the artifact; `pages`: of each layer of the cache.

@@ -7,14 +7,39 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 from pathlib import Path
 
+from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading.manifest import Device
 
 _DRIVER = "libcuda.so.1"
 _CUDART = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR of cuda.h
+
+
+class _Shown:
+    """The number of the device that this process sees, if it is not to see all."""
+
+    number: int | None = None
+
+
+def show_only(number: int) -> None:
+    """Have this process see one device, which is its first then; to be called before anything asks the driver.
+
+    Devices are counted as the environment shows them. Raises ArtifactError when it shows fewer, and in a process that
+    has another one already.
+    """
+    if _Shown.number not in (None, number):
+        raise ArtifactError(f"device cuda:{number}: this process has cuda:{_Shown.number}; load it in one of its own")
+    if _Shown.number is None:
+        listed = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+        if listed and number >= len(listed):
+            raise ArtifactError(f"device cuda:{number}: {_VISIBLE} shows {len(listed)} devices")
+        os.environ[_VISIBLE] = listed[number] if listed else str(number)
+        _Shown.number = number
 
 
 def lacking(device: Device) -> list[str]:

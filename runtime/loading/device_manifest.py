@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llmc.runtime.loading.manifest import (
     KvGroup,
     KvLayout,
     Manifest,
+    Variant,
     listed,
     loaded_fields,
     model_manifest,
@@ -25,12 +27,20 @@ from llmc.runtime.loading.manifest import (
 
 _MOST = 4096  # devices
 _HOST = "cpu"  # the kind of device whose memory is the host's
+_DEVICE = re.compile(r"((cpu|cuda):)?\d{1,4}", re.ASCII)
+
+
+def _device_name(value: Any, where: str) -> list[str]:
+    known = isinstance(value, str) and _DEVICE.fullmatch(value)
+    return [] if known else [f"{where}: wanted a device, as 0, cpu:0 or cuda:0"]
+
+
 _SCHEMA = schema.record(
     placement=schema.text,
     ranks=schema.items(
         schema.record(
             stage=schema.whole(0, _MOST),
-            device=schema.text,
+            device=_device_name,
             layers=schema.items(schema.whole(0, 2**16), least=1),
             kv_heads=schema.whole(1, 2**16),
             outputs=schema.mapping(schema.items(schema.whole(0, 2**16))),
@@ -51,6 +61,7 @@ class Rank:
     layers: tuple[int, ...]
     kv: KvLayout
     outputs: dict[str, tuple[int, ...]]
+    variants: tuple[Variant, ...]
     files: frozenset[str]
 
     @property
@@ -58,6 +69,11 @@ class Rank:
         """The kind of its device; nothing where all are of the target that the model was compiled for."""
         kind, _, _ = self.device.partition(":")
         return "" if kind.isdecimal() else kind
+
+    @property
+    def number(self) -> int:
+        """Which device of its kind."""
+        return int(self.device.rpartition(":")[2])
 
 
 @dataclass(frozen=True)
@@ -128,9 +144,10 @@ def device_facts(manifest: DeviceManifest) -> dict[str, Any]:
 
 def _rank(raw: dict[str, Any], kv: KvLayout) -> Rank:
     outputs = {name: tuple(numbers) for name, numbers in raw["outputs"].items()}
-    files = frozenset([raw["weights"]["file"], *(variant["file"] for variant in raw["variants"])])
+    variants = loaded_fields(raw)["variants"]
+    files = frozenset([raw["weights"]["file"], *(variant.file for variant in variants)])
     own = _own_layers(kv, raw["layers"], raw["kv_heads"])
-    return Rank(raw["stage"], raw["device"], tuple(raw["layers"]), own, outputs, files)
+    return Rank(raw["stage"], raw["device"], tuple(raw["layers"]), own, outputs, variants, files)
 
 
 def _own_layers(kv: KvLayout, layers: list[int], kv_heads: int) -> KvLayout:

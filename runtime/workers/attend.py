@@ -6,18 +6,19 @@ import os
 import sys
 from pathlib import Path
 
-from llmc.runtime.cache.pages import PagePool
+from llmc.runtime.bound import bind
 from llmc.runtime.errors import ArtifactError, LlmcError
-from llmc.runtime.loading.artifact import open_artifact
-from llmc.runtime.loading.bind import bind
+from llmc.runtime.loading.artifact import Artifact, open_artifact
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.device_manifest import DeviceManifest, for_devices, read_device_manifest
-from llmc.runtime.loading.manifest import PAGE_TOKENS
+from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.loading.weights import map_weights
-from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
+from llmc.runtime.workers.calls import CALL, COPY, END, Answers
 from llmc.runtime.workers.member import complain
 from llmc.runtime.workers.team import Team
 from llmc.runtime.workers.world import launched, place
+
+_ANY = 2**31 - 1
 
 
 def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
@@ -67,16 +68,21 @@ def threads_of(manifest: DeviceManifest, wanted: int | None) -> int:
     return most if wanted is None else min(wanted, default_threads())
 
 
+def _most_tokens(artifact: Artifact[Manifest], room: int) -> int:
+    """Tokens that a worker's cache may be for: the host's memory is taken only as it fills, and the front decides."""
+    return _ANY if artifact.variant.device is None else max(1, room // artifact.manifest.kv.token_bytes)
+
+
 def _work(path: str | os.PathLike[str], threads: int | None) -> None:
     artifact = open_artifact(path)
     manifest = artifact.manifest
     assert isinstance(manifest, DeviceManifest)
     team, answers = Team(manifest), Answers(manifest)
-    begin = team.told()
-    assert begin.kind == BEGIN, f"the front began with {begin.kind}"
-    pool = PagePool(manifest.kv, begin.numbers[0] * PAGE_TOKENS)
     weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    functions = bind(artifact, pool.layers, weights, threads_of(manifest, threads))
+    pool, functions = bind(
+        artifact, weights, threads_of(manifest, threads), lambda room: team.least(_most_tokens(artifact, room)),
+        team.collectives,
+    )  # fmt: skip
     while (message := team.told()).kind != END:
         if message.kind == COPY:
             pool.copy(*message.numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,32 @@ Wait = Callable[[Callable[[], bool]], None]
 _SLICED_BYTES = 1 << 16  # from here on more than two workers add a slice each, and exchange the sums
 
 
+class Memory(Protocol):
+    """Tensors of a module as arrays of the host, which is where workers exchange them."""
+
+    def given(self, x: Any) -> Array:
+        """What a tensor has. It may be overwritten once the collective has been done."""
+        ...
+
+    def room(self, out: Any) -> Array:
+        """An array for what a tensor is to have."""
+        ...
+
+    def put(self, out: Any, array: Array) -> None:
+        """Have the tensor be what its `room` has now."""
+        ...
+
+
+class HostMemory:
+    """Tensors that are arrays of the host already."""
+
+    given = room = staticmethod(np.from_dlpack)
+
+    @staticmethod
+    def put(out: Any, array: Array) -> None:
+        """It is there."""
+
+
 class Collectives:
     """What a worker does with those of its stage, and with the stages before and behind.
 
@@ -33,16 +59,17 @@ class Collectives:
     def __init__(self, stage: Any, post: Any, wait: Wait, keep: Keep) -> None:
         self._stage, self._post, self._wait, self._keep = stage, post, wait, keep
         self._others = [rank for rank in range(stage.size) if rank != stage.rank]
+        self._memory: Memory = HostMemory()
 
-    def register(self) -> None:
-        """Be what modules of this process call."""
-        ffi = import_ffi()
+    def register(self, memory: Memory) -> None:
+        """Be what modules of this process call, with tensors in this memory; to be done before one is loaded."""
+        self._memory, ffi = memory, import_ffi()
         for name in ("all_reduce", "all_gather", "send", "recv"):
             ffi.register_global_func(f"llmc.{name}", getattr(self, name), override=True)
 
     def all_reduce(self, x: Any, group: int, out: Any) -> None:
         """The sum over the stage."""
-        own, total = np.from_dlpack(x), np.from_dlpack(out)
+        own, total = self._memory.given(x), self._memory.room(out)
         if len(self._others) > 1 and own.nbytes >= _SLICED_BYTES:
             self._add_slices(own.reshape(-1), total.reshape(-1))
         else:
@@ -51,10 +78,11 @@ class Collectives:
                 parts[rank] = np.empty_like(own)
             self._exchange([own] * len(parts), parts)
             _add(parts, total)
+        self._memory.put(out, total)
 
     def all_gather(self, x: Any, group: int, width: int, out: Any) -> None:
         """Columns side by side."""
-        own, whole = np.from_dlpack(x), np.from_dlpack(out)
+        own, whole = self._memory.given(x), self._memory.room(out)
         rows, columns = own.shape
         parts = [np.empty(rows * (width - columns), own.dtype) for _ in range(self._stage.size)]
         statuses = [mpi().Status() for _ in parts]
@@ -68,17 +96,22 @@ class Collectives:
             start += each.shape[1]
         if start != width:
             raise RuntimeError(f"all_gather: {start} columns of the devices together, wanted {width}")
+        self._memory.put(out, whole)
 
     def send(self, x: Any, to: int, out: Any) -> None:
         """To a rank of the next stage; it is taken when that one comes to it."""
         if to >= 0:
-            data = np.from_dlpack(x).copy()  # x may be overwritten before the other takes it
+            data = self._memory.given(x).copy()  # x may be overwritten before the other takes it
             self._keep(self._post.Isend(data, to), data)
-        np.from_dlpack(out)[:] = 0
+        zero = self._memory.room(out)
+        zero[:] = 0
+        self._memory.put(out, zero)
 
     def recv(self, like: Any, source: int, width: int, out: Any) -> None:
         """From a rank of a stage before."""
-        self._wait(self._post.Irecv(np.from_dlpack(out), source).Test)
+        array = self._memory.room(out)
+        self._wait(self._post.Irecv(array, source).Test)
+        self._memory.put(out, array)
 
     def _add_slices(self, own: Array, total: Array) -> None:
         """Each adds a slice of all, and gives the sum to all: (n - 1) / n of x is sent twice, not n - 1 times."""

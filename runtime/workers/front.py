@@ -13,23 +13,25 @@ from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.errors import RequestError, WorkerLost
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.runner import Step
-from llmc.runtime.workers.calls import BEGIN, CALL, COPY, END, Answers
+from llmc.runtime.workers.calls import CALL, COPY, END, Answers
 from llmc.runtime.workers.team import Team
 
 _MOST = 2**31 - 1  # numbers of calls begin again behind it
 
 
 class Front:
-    """The front of the workers of an artifact. Page tables are its own; others have pools of as many pages."""
+    """The front of the workers of an artifact. Page tables are its own; others have pools of as many pages.
 
-    def __init__(self, manifest: DeviceManifest, pool: PagePool) -> None:
+    `collectives` are those of its own module.
+    """
+
+    def __init__(self, manifest: DeviceManifest) -> None:
         if manifest.rank != 0:
             raise RequestError(f"rank {manifest.rank} of {len(manifest.ranks)}: only rank 0 loads; others attend")
         self._manifest = manifest
         self._team: Team | None = Team(manifest)
-        self._team.tell(BEGIN, [pool.num_pages])
+        self.collectives = self._team.collectives
         self._numbers = itertools.count()
-        pool.on_copy = self._copy
         atexit.register(self.close)
 
     @property
@@ -37,11 +39,25 @@ class Front:
         """Into how many stages the layers are cut."""
         return len(self._manifest.groups)
 
-    def leading(self, functions: dict[str, Step]) -> dict[str, Step]:
+    def tokens(self, wanted: int, asked: bool) -> int:
+        """Tokens that the cache is for: as many as are wanted, or as the worker with the least room has.
+
+        Raises RequestError where it has less than somebody `asked` for.
+        """
+        assert self._team is not None
+        least = self._team.least(wanted)
+        if asked and least < wanted:
+            raise RequestError(f"cache_tokens: got {wanted}, and a device has room for {least}")
+        return least
+
+    def leading(self, pool: PagePool, functions: dict[str, Step]) -> dict[str, Step]:
         """The functions, run by all workers: of these index arrays, with what the last stage gives.
+
+        From here on the others copy pages as the pool does.
 
         Where there are several stages, with what waits for that: the front has done its own part by then.
         """
+        pool.on_copy = self._copy
         answers = Answers(self._manifest)
         return {
             name: partial(self._call, place, functions[name], name, answers, self.stages > 1)

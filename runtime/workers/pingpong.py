@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from llmc.runtime.loading.library import import_ffi
+from llmc.runtime.workers.collectives import HostMemory
 from llmc.runtime.workers.team import Team
 from llmc.runtime.workers.world import launched, place
 
@@ -37,6 +38,7 @@ def main() -> None:
     ranks = [SimpleNamespace(stage=0, device=str(each)) for each in range(size)]
     manifest: Any = SimpleNamespace(rank=rank, ranks=ranks)
     team = Team(manifest)
+    team.collectives.register(HostMemory())
     small, large = _summed(_SMALL, 400), _summed(_LARGE, 40)
     near, far = _answered(rank, 0.0, 200), _answered(rank, _LONG_S, 60)
     if rank == 0:

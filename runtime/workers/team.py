@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from llmc.runtime.index_arrays import aligned
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.workers.calls import ANSWER, Array, Message, packed, unpacked
@@ -36,7 +38,13 @@ class Team:
         Leave.allowed = False  # though an artifact before this one ended well
         self._sent: list[tuple[Any, Any]] = []  # requests that may be under way still, and what they read
         self._awaited: WeakValueDictionary[int, Awaited] = WeakValueDictionary()  # number of a call -> its answer
-        Collectives(stage, post, self._wait, self._keep).register()
+        self.collectives = Collectives(stage, post, self._wait, self._keep)
+
+    def least(self, number: int) -> int:
+        """The least of what all workers say, which all ask at once."""
+        own, found = np.array([number], np.int64), np.empty(1, np.int64)
+        self._wait(self._control.Iallreduce(own, found, mpi().MIN).Test)
+        return int(found[0])
 
     def tell(self, kind: int, numbers: Sequence[int] = (), arrays: Sequence[Array] = ()) -> None:
         """Leave a message for each of the others."""

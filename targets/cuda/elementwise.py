@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import bf16_bits, f32, launch
+from llmc.targets.cuda.launch import bf16_bits, f32, i32, launch
 from llmc.targets.cuda.target import CudaTarget
 
 THREADS = 256
@@ -181,6 +181,29 @@ def take_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> t
         T.buffer_store(out, x[rows[row], column], [row, column])
 
     return column_kernel(["float32", "int32", "float32"], shapes, body)
+
+
+def take_columns(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, C) -> (M, count): columns from `first` on."""
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        x, out = buffers
+        T.buffer_store(out, x[row, int(attrs["first"]) + column], [row, column])
+
+    return column_kernel(["float32"] * 2, shapes, body)
+
+
+def own_ids(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """ids (M,) or (M, U) -> those less `first`, -1 where that is not within 0..count - 1."""
+    first, count = int(attrs["first"]), int(attrs["count"])
+
+    def body(buffers: list[Any], row: Any, column: Any) -> None:
+        ids, out = buffers
+        place = [row, column][: len(shapes[0])]
+        own = ids[tuple(place)] - first
+        T.buffer_store(out, T.Select(tirx.all(own >= 0, own < count), own, i32(-1)), place)
+
+    return column_kernel(["int32"] * 2, shapes, body, width=1 if len(shapes[0]) == 1 else None)
 
 
 def round_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

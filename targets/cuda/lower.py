@@ -43,6 +43,8 @@ KERNELS: dict[str, Kernel] = {
     "bounded_gated": elementwise.bounded_gated,
     "xielu": elementwise.xielu,
     "take_rows": elementwise.take_rows,
+    "take_columns": elementwise.take_columns,
+    "own_ids": elementwise.own_ids,
     "round_rows": elementwise.round_rows,
     "rope_table": rope.rope_table,
     "rope": rope.rope,

@@ -77,14 +77,16 @@ class Asked:
         return 1 if self.devices is None else sum(map(len, parse_placement(self.devices, None).stages))
 
 
-def answered(asked: Asked, folder: Path) -> Answers:
-    """What workers answer, device_answers.py says how."""
+def answered(asked: Asked, folder: Path, environment: dict[str, str] | None = None) -> Answers:
+    """What workers answer, device_answers.py says how; `environment` is theirs."""
     folder.mkdir()
     (folder / "asked.json").write_text(json.dumps({**asdict(asked), "artifact": str(asked.artifact)}))
     script = Path(__file__).with_name("device_answers.py")
     command = [sys.executable, str(script), str(folder / "asked.json"), str(folder / "answers.npz")]
     launcher = [str(MPIRUN), "-n", str(asked.workers)] if asked.workers > 1 else []
-    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [*launcher, *command], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(folder / "answers.npz") as arrays:
         return dict(arrays)

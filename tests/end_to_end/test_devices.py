@@ -106,7 +106,6 @@ def test_what_is_wrong_with_devices_is_named(by_tensor: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"devices": "cuda:0;cpu"}, "run on CPUs only"),
         ({"devices": "0&1", "check": True}, "--check"),
         ({"devices": "0&1", "layer_groups": 2}, "--layer-groups"),
         ({"split": "1:1"}, "--split"),
