@@ -76,6 +76,8 @@ def cases() -> dict[str, Case]:
         "add": ("add", [row, row, row], {}),
         "concat": ("concat", [row, row, [m, 2 * WIDTH]], {}),
         "take_rows": ("take_rows", [row, [n], [n, WIDTH]], {}),
+        "take_columns": ("take_columns", [row, [m, WIDTH // 2]], {"first": WIDTH // 2, "count": WIDTH // 2}),
+        "own_ids": ("own_ids", [[m, USED], [m, USED]], {"first": EXPERTS // 2, "count": EXPERTS // 2}),
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
         "rope": ("rope", [[m, QKV], [m, SIZE], [m, QKV]], rotated),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import inspect
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+_MPI = importlib.util.find_spec("mpi4py") is not None and Path(sys.executable).with_name("mpirun").is_file()
+
 # A shell that runs this in the background ignores Ctrl-C for all below it, and tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two test processes with as many native threads as cores each only wait for one another.
@@ -35,6 +38,16 @@ def _keep_to_one_core(worker: str) -> None:
 
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     _keep_to_one_core(os.environ["PYTEST_XDIST_WORKER"])
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """What the marks `thorough_if` and `mpi` mean (pyproject.toml)."""
+    for mark in item.iter_markers("thorough_if"):
+        case = mark.kwargs["case"]
+        if case(**{name: item.callspec.params[name] for name in inspect.signature(case).parameters}):
+            item.add_marker(pytest.mark.thorough)
+    if item.get_closest_marker("mpi") and not _MPI:
+        item.add_marker(pytest.mark.skip(reason="needs mpi4py, and mpirun beside python"))
 
 
 def _module_from(path: Path) -> ModuleType:

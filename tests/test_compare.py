@@ -113,7 +113,6 @@ def test_what_was_measured_is_shown_again(root: Path, tmp_path: Path) -> None:
     assert "read limit on 1: 10.0 GB/s, the best of 2" in done.stdout
 
 
-@pytest.mark.slow
 def test_every_case_of_llmc(parts: dict[str, ModuleType], root: Path, tiny_llama: Any, tmp_path: Path) -> None:
     cases = parts["cases"]
     source, artifact = tiny_llama(max_position_embeddings=1024), tmp_path / "tiny.llmc"

@@ -18,7 +18,6 @@ EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
 @pytest.mark.model
-@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_example_runs(path: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
     done = subprocess.run(

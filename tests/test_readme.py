@@ -51,7 +51,6 @@ def test_help_is_as_shown(command: str, shown: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
 def test_commands_print_what_is_shown(
     smollm2_gguf: Path, minilm: Path, minilm_onnx: Path, flan_t5: Path, tmp_path: Path
 ) -> None:

@@ -16,8 +16,6 @@ FOLDERS = ("compiler", "frontends", "passes", "runtime", "targets")
 OWN_MB = 8  # sources of the compiler and byte code among them
 INSTALLED_MB = 175  # everything that `pip install llmc` brings, numpy and tokenizers included
 
-pytestmark = pytest.mark.slow
-
 
 def _call(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)

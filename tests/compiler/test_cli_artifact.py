@@ -75,7 +75,6 @@ def test_spec_of_a_folder_fits_the_folder(folder: Path, tmp_path: Path) -> None:
     assert call("spec", folder)["sizes"]["layers"] == 2
 
 
-@pytest.mark.slow
 def test_bench_has_a_row_for_each_case(artifact: Path) -> None:
     sizes = ("--prompt-tokens", "32", "--new-tokens", "8", "--repeats", "2")
     rows = call("bench", artifact, *sizes, "--batch", "1,3", "--threads", "1,2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,6 @@ EXACT, ROUNDED = 3e-5, 2e-2
 PROMPT, ANSWER = [5, 77, 130, 9, 250], 2  # a step of five rows, then one of one
 
 
-def cases(names: Iterable[str]) -> list[Any]:
-    """What is tested of these, some of them thoroughly alone."""
-    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in names]
-
-
 def step_of(source: Path, artifact: Path) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
     """The module of packed ops that the artifact was made of, its weights in order, and its manifest."""
     manifest = json.loads((artifact / "manifest.json").read_text())
@@ -131,7 +126,8 @@ def answer(model: Any) -> Any:
     return model.generate(PROMPT, max_tokens=ANSWER, ignore_eos=True).ids
 
 
-@pytest.mark.parametrize("model_type", cases(MODELS))
+@pytest.mark.thorough_if(case=lambda model_type: model_type in THOROUGH)
+@pytest.mark.parametrize("model_type", MODELS)
 def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     model_type: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -141,7 +137,8 @@ def test_kernels_and_meanings_give_the_tokens_of_a_cpu(
     check_ways(source, tmp_path / "cpu.llmc", answer, model_type in INTERPRETED)
 
 
-@pytest.mark.parametrize("case", cases(SOURCES))
+@pytest.mark.thorough_if(case=lambda case: case in THOROUGH)
+@pytest.mark.parametrize("case", SOURCES)
 def test_an_encoder_and_its_decoder(case: str, tmp_path: Path) -> None:
     """The source is read by rows that see each other; the answer's rows attend to it."""
     model_type, config = TRANSLATORS[case]
@@ -150,7 +147,8 @@ def test_an_encoder_and_its_decoder(case: str, tmp_path: Path) -> None:
     check_ways(tmp_path, tmp_path / "cpu.llmc", answer)
 
 
-@pytest.mark.parametrize("case", cases(["BERT", "ModernBERT"]))
+@pytest.mark.thorough_if(case=lambda case: case in THOROUGH)
+@pytest.mark.parametrize("case", ["BERT", "ModernBERT"])
 def test_an_encoder_alone(case: str, tmp_path: Path) -> None:
     """The vector of a text, whose rows see each other, in a window too."""
     save_encoder(tmp_path, case)

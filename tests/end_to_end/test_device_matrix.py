@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ from translator_cases import TRANSLATORS
 MPIRUN = Path(sys.executable).with_name("mpirun")
 pytestmark = [
     pytest.mark.usefixtures("plain_code"),
-    pytest.mark.skipif(
-        find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
-    ),
+    pytest.mark.mpi,
 ]
 
 Answers = dict[str, NDArray[Any]]
@@ -55,11 +52,6 @@ _SOME = {
     "an encoder": ("0;1",),
     "SmolLM2": ("0&1",),
 }
-
-
-def cases(name: str) -> list[Any]:
-    """Parameters of a test: a structure's placements, those not of every run marked."""
-    return [pytest.param(d, marks=[pytest.mark.thorough] * (d not in _SOME[name])) for d in PLACEMENTS]
 
 
 @dataclass(frozen=True)
@@ -126,10 +118,9 @@ def exact(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return get
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [pytest.param(name, *case.values, marks=case.marks) for name in STRUCTURES for case in cases(name)],
-)
+@pytest.mark.thorough_if(case=lambda name, devices: devices not in _SOME[name])
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("devices", PLACEMENTS)
 def test_structure(
     name: str, devices: str, models: dict[str, Path], exact: Callable[[str], Answers], tmp_path: Path
 ) -> None:
@@ -169,7 +160,8 @@ def _rms(values: NDArray[Any]) -> float:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("devices", cases("SmolLM2"))
+@pytest.mark.thorough_if(case=lambda devices: devices not in _SOME["SmolLM2"])
+@pytest.mark.parametrize("devices", PLACEMENTS)
 def test_smollm2(devices: str, smollm2_gguf: Path, smollm2_artifact: Callable[..., Path], tmp_path: Path) -> None:
     tokens = 16 if devices in _SOME["SmolLM2"] else NEW_TOKENS
     prompt = np.random.default_rng(0).integers(5, 49000, 24).tolist()

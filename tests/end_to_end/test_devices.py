@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +147,7 @@ def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
         np.testing.assert_array_equal(kind.unpack(packed, *expected.shape), expected)
 
 
-needs_mpi = pytest.mark.skipif(
-    find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
-)
-
-
-@needs_mpi
+@pytest.mark.mpi
 def test_workers_answer_as_one_device(folder: Path, tmp_path: Path) -> None:
     """However they are started; test_device_matrix.py has other models and placements."""
     options = ["abc", "--raw", "--max-tokens", "40", "--temperature", "0", "--threads", "1", "--json"]
@@ -173,7 +167,7 @@ def test_workers_answer_as_one_device(folder: Path, tmp_path: Path) -> None:
     assert found == [found[0]] * 3
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_more_workers_than_devices_are_refused_by_each(by_tensor: Path) -> None:
     command = [str(MPIRUN), "-n", "3", sys.executable, "-m", "llmc", "run", str(by_tensor), "abc"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -183,7 +177,7 @@ def test_more_workers_than_devices_are_refused_by_each(by_tensor: Path) -> None:
     assert all("compiled for 2 devices (0&1), and this is a run of 3" in line for line in lines)
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_stages_work_at_once_and_queries_say_what_they_say_alone(folder: Path, tmp_path: Path) -> None:
     compile_model(folder, tmp_path / "two.llmc", quant="q8", devices="0;1", split="2:1")
     case = Path(__file__).with_name("concurrent_case.py")

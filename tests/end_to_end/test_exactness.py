@@ -70,7 +70,6 @@ def answers(smollm2: Model) -> list[Generation]:
 
 
 @pytest.mark.model
-@pytest.mark.slow
 def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(
     smollm2: Model, twin: LlamaForCausalLM, answers: list[Generation]
 ) -> None:
@@ -101,7 +100,6 @@ def test_smollm2_from_a_safetensors_folder_gives_the_same(
 
 
 @pytest.mark.model
-@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["f32", "q8", "q4"])
 def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
     quant: str, smollm2_artifact: Callable[..., Path]

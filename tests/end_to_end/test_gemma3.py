@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prompts import PROMPTS
 from reference import gemma3_reference, is_greedy, logits
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = pytest.mark.model
 
 # What llama_cpp.Llama(vocab_only=True).tokenize(text, add_bos=False, special=True) gives of 0.3.36 for this file.
 IDS: dict[str, list[int]] = {

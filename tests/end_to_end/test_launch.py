@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,6 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 LLMC = [sys.executable, "-m", "llmc"]
 ENDLESS = ("abc", "--raw", "--max-tokens", "100000", "--endless", "sinks", "--temperature", "0", "--threads", "1")
 SHORT = ("abc", "--raw", "--max-tokens", "30", "--temperature", "0", "--threads", "1")
-needs_mpi = pytest.mark.skipif(
-    find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python"
-)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +94,7 @@ def said_by(*arguments: str, before: str = "", **extra: Any) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_worker_that_is_killed_is_named(killed: int, two: Path) -> None:
@@ -115,7 +111,7 @@ def test_a_worker_that_is_killed_is_named(killed: int, two: Path) -> None:
     assert b"BAD TERMINATION" not in out
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
 def test_workers_end_with_their_launcher(number: str, code: int, two: Path) -> None:
@@ -130,7 +126,7 @@ def test_workers_end_with_their_launcher(number: str, code: int, two: Path) -> N
     assert (run.returncode, said.strip()) == (code, b"")
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.usefixtures("nothing_left")
 def test_a_worker_that_cannot_load_says_why(two: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.llmc"
@@ -145,7 +141,7 @@ def test_a_worker_that_cannot_load_says_why(two: Path, tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1
 
 
-@needs_mpi
+@pytest.mark.mpi
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_in_a_step_is_told_and_ends_all(rank: int, two: Path, tmp_path: Path) -> None:
@@ -165,7 +161,7 @@ def test_an_error_in_a_step_is_told_and_ends_all(rank: int, two: Path, tmp_path:
     assert len(said.splitlines()) == 1
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_commands_run_on_devices(two: Path, one: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 8)
@@ -183,7 +179,7 @@ def test_commands_run_on_devices(two: Path, one: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["length", "length"]
 
 
-@needs_mpi
+@pytest.mark.mpi
 def test_a_bench_has_the_memory_of_all_workers(two: Path) -> None:
     """Rank 0 of what mpirun started starts workers for each row itself, as `llmc bench --devices` does."""
     sizes = ["--prompt-tokens", "8", "--new-tokens", "4", "--batch", "2", "--threads", "1", "--repeats", "1", "--json"]

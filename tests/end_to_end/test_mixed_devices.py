@@ -28,7 +28,7 @@ TARGET = "cuda:sm_80,cpu"
 PROMPTS = [matrix.PROMPTS[0], matrix.PROMPTS[1]]
 NEW_TOKENS = 12  # an emulated device is slow
 
-# Structure and placement; the first ones are of every run.
+# Structure and placement.
 CASES = [
     ("grouped queries", "cpu;cuda:0"),
     ("experts", "cuda:0&cpu"),
@@ -38,7 +38,7 @@ CASES = [
     ("one kv head for all", "cuda:0&cpu"),
     ("an encoder", "cuda:0;cpu"),
 ]
-ALWAYS = 2
+ALWAYS = CASES[:2]  # of every run
 
 models = matrix.models
 
@@ -56,10 +56,8 @@ def compile_mixed(source: Path, path: Path, devices: str, **more: Any) -> None:
         compile_model(source, path, devices=devices, target=target, activations="f32", **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [pytest.param(*case, marks=[pytest.mark.thorough] * (number >= ALWAYS)) for number, case in enumerate(CASES)],
-)
+@pytest.mark.thorough_if(case=lambda name, devices: (name, devices) not in ALWAYS)
+@pytest.mark.parametrize(("name", "devices"), CASES)
 def test_a_model_on_devices_of_two_kinds(
     name: str, devices: str, models: dict[str, Path], device: dict[str, str], tmp_path: Path
 ) -> None:

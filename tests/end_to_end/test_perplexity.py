@@ -17,7 +17,6 @@ from reference import logits, reference
 
 
 @pytest.mark.model
-@pytest.mark.slow
 def test_perplexity_is_that_of_transformers(
     smollm2_artifact: Callable[..., Path], smollm2_gguf: Path, root: Path
 ) -> None:

@@ -15,10 +15,8 @@ BOUNDS = {"bf16": 0.0005, "q8": 0.012, "auto": 0.010, "c5": 0.15, "c3h": 1.0}
 
 
 @pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "quant", [pytest.param(name, marks=[pytest.mark.thorough] * (name in ("bf16", "c5", "c3h"))) for name in BOUNDS]
-)
+@pytest.mark.thorough_if(case=lambda quant: quant in ("bf16", "c5", "c3h"))
+@pytest.mark.parametrize("quant", BOUNDS)
 def test_a_format_costs_no_more_than_documented(quant: str, smollm2_artifact: Callable[..., Path], root: Path) -> None:
     text = (root / "LICENSE").read_text(encoding="utf-8")
     with llmc.load(smollm2_artifact(quant)) as model, llmc.load(smollm2_artifact("f32")) as original:

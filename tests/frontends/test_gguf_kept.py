@@ -89,9 +89,8 @@ def _logits(artifact: Path) -> np.ndarray:
 SOME = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
 
 
-@pytest.mark.parametrize(
-    "stored", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in SOME)) for name in TYPES]
-)
+@pytest.mark.thorough_if(case=lambda stored: stored not in SOME)
+@pytest.mark.parametrize("stored", TYPES)
 def test_kept_weights_give_the_logits_of_float32(stored: str, kept_gguf: Callable[[str], Path], tmp_path: Path) -> None:
     path = kept_gguf(stored)
     expected = logits(reference(path), IDS)

@@ -19,10 +19,8 @@ def schedules(script: Callable[[str], ModuleType]) -> ModuleType:
     return script("tests/runtime/schedules.py")
 
 
-@pytest.mark.parametrize(
-    "first",
-    [pytest.param(n, marks=[pytest.mark.thorough] * (3 * n >= SCHEDULES)) for n in range(0, SCHEDULES, _TOGETHER)],
-)
+@pytest.mark.thorough_if(case=lambda first: 3 * first >= SCHEDULES)
+@pytest.mark.parametrize("first", range(0, SCHEDULES, _TOGETHER))
 def test_a_query_says_what_it_says_alone(make_engine: Callable[..., Engine], schedules: ModuleType, first: int) -> None:
     """200 schedules over a model in NumPy; tests/end_to_end/test_oracle.py has compiled ones."""
     preempted = finished = 0

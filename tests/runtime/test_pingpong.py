@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from llmc.runtime.errors import ArtifactError
 from llmc.runtime.workers import launch
 
 
-@pytest.mark.skipif(
-    find_spec("mpi4py") is None or not Path(sys.executable).with_name("mpirun").is_file(), reason="no MPI here"
-)
+@pytest.mark.mpi
 def test_two_processes_say_how_quick_they_are() -> None:
     command = [*launch.mpirun(), "-n", "2", sys.executable, "-m", "llmc.runtime.workers.pingpong"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))

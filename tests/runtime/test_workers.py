@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ def test_messages_come_out_as_they_went_in() -> None:
                 assert (got.ctypes.data - message.ctypes.data) % 64 == 0  # as kernels want it
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None or not MPIRUN.exists(), reason="needs mpi4py, and mpirun beside python")
+@pytest.mark.mpi
 @pytest.mark.parametrize("count", [2, 3])
 def test_collectives_give_what_they_mean(count: int) -> None:
     case = Path(__file__).with_name("collectives_case.py")
