@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.cache.pages import PagePool, Sequence
+from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.errors import RequestError
 from llmc.runtime.index_arrays import aligned, index_arrays, source_arrays
 from llmc.runtime.parts import Parts, Passage
@@ -53,6 +55,19 @@ class Feed:
         return self.passage is None or self.through == self.passage.left
 
 
+class Rows(Protocol):
+    """Logits (R, V) that may be where the step left them until somebody asks for an array of them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(R, V)."""
+        ...
+
+    def __getitem__(self, rows: slice) -> Rows: ...
+
+    def __array__(self, dtype: Any = None) -> NDArray[Any]: ...
+
+
 @dataclass(frozen=True)
 class Output:
     """Logits (R, V) for the wanted rows in the order fed, and what the step says of each of them.
@@ -61,10 +76,25 @@ class Output:
     normalizers (R,): log of the sum of e^logit; no number where one of the logits is none.
     """
 
-    logits: NDArray[np.float32]
+    rows: Rows
     top_ids: NDArray[np.int32]
     top_values: NDArray[np.float32]
     normalizers: NDArray[np.float32]
+
+    @cached_property
+    def logits(self) -> NDArray[np.float32]:
+        """All of them, as an array."""
+        return np.asarray(self.rows)
+
+    def row(self, at: int) -> Row:
+        """What it says of one row."""
+        return Row(
+            self.rows.shape[1], partial(self._logits_of, at), self.top_ids[at], self.top_values[at],
+            float(self.normalizers[at]),
+        )  # fmt: skip
+
+    def _logits_of(self, at: int) -> NDArray[np.float32]:
+        return np.asarray(self.rows[at : at + 1])[0]
 
     @property
     def argmax(self) -> NDArray[np.int32]:
@@ -207,7 +237,7 @@ class Runner:
             if len(under_way) == self.stages:
                 outputs.append(under_way.popleft().wait())
         outputs += [begun.wait() for begun in under_way]
-        outputs = [output for output in outputs if len(output.logits)]
+        outputs = [output for output in outputs if len(output.top_ids)]
         if len(outputs) == 1:
             return outputs[0]
         return Output(*(np.concatenate([getattr(each, one.name) for each in outputs]) for one in fields(Output)))

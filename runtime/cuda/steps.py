@@ -7,8 +7,9 @@ a step puts there is noted down the second time that its sizes come, copies incl
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer, free_with
 from llmc.runtime.cuda.device import Device, Pinned
 from llmc.runtime.cuda.dlpack import DeviceMemory
 from llmc.runtime.cuda.padding import I32, Sizes, fill, sizes_of
+from llmc.runtime.cuda.rows import DeviceRows, Left
 from llmc.runtime.cuda.staging import StagedMemory
 from llmc.runtime.errors import LlmcError
 
 _CAPTURED_ROWS = 64  # of a step that is captured, at most: one of more rows keeps the device busy for long enough
 _MOST_CAPTURED = 64  # sets of sizes
 _INDEX_BYTES = 4 << 20  # of the index arrays of a step that is captured, at most
+_TOLD = 4  # results of a step that gives logits, and beside them all that most strategies want to know
 _RESULT_BYTES = 16 << 20  # of results that are under way at once, unless a captured step has more
 
 I32_TYPE = np.dtype(np.int32)
@@ -31,16 +34,19 @@ I32_TYPE = np.dtype(np.int32)
 
 @dataclass(frozen=True)
 class Captured:
-    """A step that was noted down. `tensors`: its results, which must not be given to others; `places` in `results`."""
+    """A step that was noted down. `tensors`: its results, which must not be given to others; `places` in `results` of
+    those that are copied there.
+    """
 
     graph: Pointer
     tensors: list[Any]
     results: Pinned
     places: list[int]
+    left: list[weakref.ref[Left]] = field(default_factory=list)  # what was lent of the last time, if anybody has it
 
 
 class DeviceStep:
-    """Index arrays of the host -> results, arrays of the host.
+    """Index arrays of the host -> results, arrays of the host; logits beside their greatest stay on the device.
 
     function: of index arrays, and then `bound`, tensors of the device. groups: of layers, with a list of pages each.
     spare: the first of the pages that stand for nobody. most: results that are looked at. staging: by which workers
@@ -66,7 +72,7 @@ class DeviceStep:
         self._views: dict[Sizes, _Cut] = {}
         self._captured: dict[Sizes, Captured] = {}
 
-    def __call__(self, *arrays: I32) -> list[NDArray[Any]]:
+    def __call__(self, *arrays: I32) -> list[Any]:
         """The results of one step, of as many rows as were wanted."""
         sizes = sizes_of(list(arrays), self._groups, apart=self._staging is not None)
         nbytes, wanted = 4 * sizes.places[-1], len(arrays[6 + self._groups])
@@ -80,12 +86,27 @@ class DeviceStep:
             captured = self._captured.get(sizes) or self._capture(sizes)
             if captured is None:
                 return self._read(self._put(sizes), wanted)
-            self._device.cudart.launch(captured.graph, self._device.stream)
-            self._device.wait()
-            return [
-                _array(captured.results, place, tensor)[:wanted].copy()
-                for place, tensor in zip(captured.places, captured.tensors, strict=True)
-            ]
+            return self._launch(captured, wanted)
+
+    def _launch(self, captured: Captured, wanted: int) -> list[Any]:
+        for lent in captured.left:
+            if (left := lent()) is not None:
+                left.settle()
+        self._device.cudart.launch(captured.graph, self._device.stream)
+        self._device.wait()
+        lazy, copied = self._parted(captured.tensors)
+        found: list[Any] = [Left(self._device, tensor, wanted) for tensor in lazy]
+        captured.left[:] = map(weakref.ref, found)
+        arrays = zip(captured.places, copied, strict=True)
+        return [
+            *(DeviceRows(left, 0, wanted) for left in found),
+            *(_array(captured.results, place, tensor)[:wanted].copy() for place, tensor in arrays),
+        ]
+
+    def _parted(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Results that stay on the device, and those that are copied at once: logits stay where all is told of them."""
+        count = int(len(tensors) == _TOLD)
+        return tensors[:count], tensors[count:]
 
     def _put(self, sizes: Sizes) -> list[Any]:
         """Put the copy of the index arrays and the step on the stream; its results, tensors of the device."""
@@ -104,7 +125,7 @@ class DeviceStep:
             found = self._function(*index, *self._bound)
         return [self._item(found, number) for number in range(min(len(found), self._most))]
 
-    def _run_large(self, sizes: Sizes, arrays: list[I32], wanted: int) -> list[NDArray[Any]]:
+    def _run_large(self, sizes: Sizes, arrays: list[I32], wanted: int) -> list[Any]:
         """A step with more pages than are listed beforehand."""
         index = np.empty(sizes.places[-1], np.int32)
         fill(index, arrays, sizes, self._spare)
@@ -127,9 +148,10 @@ class DeviceStep:
         device.cudart.begin_capture(device.stream)
         try:
             tensors = self._put(sizes)
-            places = [0, *itertools.accumulate(_nbytes(tensor) for tensor in tensors)]
+            _, copied = self._parted(tensors)
+            places = [0, *itertools.accumulate(_nbytes(tensor) for tensor in copied)]
             results = self._results_of(places.pop())
-            for place, tensor in zip(places, tensors, strict=True):
+            for place, tensor in zip(places, copied, strict=True):
                 pointer = results.pointer + place
                 device.cudart.copy(pointer, tensor.data_ptr(), _nbytes(tensor), TO_HOST, device.stream)
             graph = device.cudart.end_capture(device.stream)
@@ -146,13 +168,14 @@ class DeviceStep:
             self._results = Pinned(self._device.cudart, nbytes)
         return self._results
 
-    def _read(self, tensors: list[Any], wanted: int) -> list[NDArray[Any]]:
+    def _read(self, tensors: list[Any], wanted: int) -> list[Any]:
         """The first `wanted` rows of results, through pinned memory."""
         device, memory = self._device, self._results
-        found: list[NDArray[Any]] = []
-        if not tensors:
+        lazy, copied = self._parted(tensors)
+        found: list[Any] = [DeviceRows(Left(device, tensor, wanted), 0, wanted) for tensor in lazy]
+        if not copied:
             device.wait()  # the index arrays' memory is wanted for the next step
-        for tensor in tensors:
+        for tensor in copied:
             array = np.empty((wanted, *tensor.shape[1:]), str(tensor.dtype))
             flat = array.reshape(-1).view(np.uint8)
             for first in range(0, flat.nbytes, memory.array.nbytes):

@@ -8,7 +8,9 @@ takes them, and says how much probability the others can have; where that leaves
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +33,25 @@ _FAR = 600.0  # logits; exp of more would be near the end of float64
 class Row:
     """What a step says of the next token of one sequence.
 
-    logits (V,) float32, a view; ids (K,) int32 and values (K,) float32: the likeliest, best first, of equal ones the
-    lower id first; normalizer: the logarithm of the sum of exp(logits).
+    ids (K,) int32 and values (K,) float32: the likeliest, best first, of equal ones the lower id first; normalizer: the
+    logarithm of the sum of exp(logits). read: gives all `vocab` logits, which may have to be fetched.
     """
 
-    logits: NDArray[np.float32]
+    vocab: int
+    read: Callable[[], NDArray[np.float32]]
     ids: NDArray[np.int32]
     values: NDArray[np.float32]
     normalizer: float
+
+    @cached_property
+    def logits(self) -> NDArray[np.float32]:
+        """(V,), a view."""
+        return self.read()
+
+    def logit(self, token: int) -> float:
+        """A token's."""
+        (listed,) = np.nonzero(self.ids == token)
+        return float(self.values[listed[0]] if listed.size else self.logits[token])
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], top: int = _TOP) -> Row:
@@ -46,7 +59,7 @@ class Row:
         ids = top_k(logits, min(top, logits.size))
         most = float(logits.max())
         normalizer = most + float(np.log(weights(logits, 1.0).sum()))
-        return cls(logits, ids.astype(np.int32), logits[ids], normalizer)
+        return cls(logits.size, lambda: logits, ids.astype(np.int32), logits[ids], normalizer)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def candidates_of_top(
     shift: what is taken from each logit first, as a beam search does with the normalizer. enough: so many, if there are
     as many, are all that there shall be; 0 for no such number.
     """
-    whole = row.ids.size == row.logits.size
+    whole = row.ids.size == row.vocab
     if len(penalties):
         changed = penalties.change(row.logits[penalties.ids].astype(np.float64) - shift)
         above = changed > (-np.inf if whole else float(row.values[-1]) - shift)
@@ -149,7 +162,7 @@ def _others(row: Row, penalties: Penalties, below: F64, best: float, temperature
     a < 1 it is the other way round.
     """
     listed = np.exp(row.values.astype(np.float64) - row.normalizer).sum()
-    share, count = 1.0 - float(listed), row.logits.size - row.ids.size  # of the probability by the model itself
+    share, count = 1.0 - float(listed), row.vocab - row.ids.size  # of the probability by the model itself
     if len(penalties):
         unlisted = penalties.besides(row.ids.tolist())
         share -= float(np.exp(row.logits[unlisted].astype(np.float64) - row.normalizer).sum())
@@ -158,7 +171,7 @@ def _others(row: Row, penalties: Penalties, below: F64, best: float, temperature
         return 0.0, np.inf
     everything = math.exp(row.normalizer - best)
     floor = math.exp(float(row.values[-1]) - best)
-    doubt = _DOUBT + _DOUBT_EACH * row.logits.size
+    doubt = _DOUBT + _DOUBT_EACH * row.vocab
     least = min(_raised(max(0.0, share - doubt) * everything, floor, count, 1 / temperature))
     most = max(_raised((max(0.0, share) + doubt) * everything, floor, count, 1 / temperature))
     extra = float(weights(below, temperature, 0.0).sum()) if below.size else 0.0

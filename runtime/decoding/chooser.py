@@ -147,7 +147,7 @@ class Chooser:
         """What `pick` says of the step's likeliest tokens or, where these are not enough, of more and then of all."""
         candidates = candidates_of_top(row, self._penalties, self._temperature, enough=enough)
         found = pick(candidates) if candidates.ids.size else None
-        for count in (max(_WIDE, self._options.top_k or 0), row.logits.size):
+        for count in (max(_WIDE, self._options.top_k or 0), row.vocab):
             if found is None:
                 found = pick(candidates_of_all(row, self._penalties, count, self._temperature))
         assert found is not None
@@ -179,7 +179,7 @@ class Chooser:
         return self._drawn[number]
 
     def _logprob(self, row: Row, token: int) -> float:
-        return float(row.logits[token]) - row.normalizer
+        return row.logit(token) - row.normalizer
 
     def _top(self, row: Row) -> tuple[tuple[int, float], ...]:
         count = self._options.logprobs

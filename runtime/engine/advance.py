@@ -156,4 +156,7 @@ def _found(query: Query, search: BeamSearch, room: Room, text: Callable[[], Text
 
 def _own(row: Row) -> Row:
     """The row, of a step that gave others too, as an array of its own."""
-    return row if row.logits.base is None else replace(row, logits=row.logits.copy())
+    if row.logits.base is None:
+        return row
+    own = row.logits.copy()
+    return replace(row, read=lambda: own)

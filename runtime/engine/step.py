@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.engine.freed_memory import EVERY_STEPS, give_back
 from llmc.runtime.engine.query import Fed, Query
 from llmc.runtime.engine.scheduler import Plan, Portion, Scheduler
 from llmc.runtime.errors import CacheFull
-from llmc.runtime.runner import Begun, Feed, Output, Runner
+from llmc.runtime.runner import Begun, Feed, Runner
 
 Item = TypeVar("Item", Query, Portion)
 Fail = Callable[[Query, Exception], None]
@@ -65,7 +64,7 @@ class Stepper:
                 if under_way.wants and feed.logits == "all":
                     portion.query.rows = output.logits[first:at]
                 elif under_way.wants:
-                    answer.row = _row(output, first)
+                    answer.row = output.row(first)
 
     def _in_parts(
         self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None], fail: Fail
@@ -117,7 +116,3 @@ class Stepper:
                 self.rows += rows
                 del answer.todo[:rows]
         work.calls.append((begun, fed))
-
-
-def _row(output: Output, at: int) -> Row:
-    return Row(output.logits[at], output.top_ids[at], output.top_values[at], float(output.normalizers[at]))

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from llmc.runtime.bound import bind
 from llmc.runtime.errors import ArtifactError, LlmcError
 from llmc.runtime.loading.artifact import Artifact, open_artifact
@@ -92,5 +94,5 @@ def _work(path: str | os.PathLike[str], threads: int | None) -> None:
         name = manifest.functions[place]
         given = functions[name](*message.arrays)
         if answers.source(name) == manifest.rank:
-            team.give(number, answers.of(name, manifest.rank, given))
+            team.give(number, [np.asarray(each) for each in answers.of(name, manifest.rank, given)])
     team.close()

@@ -175,7 +175,7 @@ def test_tokens_that_are_none() -> None:
 def test_logits_that_are_no_numbers(bad: float) -> None:
     logits = np.full(5, bad, np.float32)
     with pytest.raises(LlmcError, match="not finite"):
-        Chooser(Options(), (), 5).choose(Row(logits, np.arange(5, dtype=np.int32), logits, bad))
+        Chooser(Options(), (), 5).choose(Row(5, lambda: logits, np.arange(5, dtype=np.int32), logits, bad))
 
 
 def test_logprobs_are_of_the_untouched_logits() -> None:
