@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized
+from llmc.compiler.formats.plain import pieces
 from llmc.frontends.files.mapped_file import MappedFile
 from llmc.frontends.gguf.blocks import kept_format, read_blocks
 
@@ -88,8 +90,7 @@ class Tensor:
 
         Raises SourceError for a type that is not in READABLE, and for NaN or infinity.
         """
-        rows = self.shape[0] if len(self.shape) > 1 else 1
-        return self._rows(0, rows).reshape(self.shape)
+        return self._rows(0, self._row_count).reshape(self.shape)
 
     def read_rows(self, start: int, stop: int) -> Floats:
         """Rows `start` to `stop` of the first dimension, as `read`: for streaming a large table."""
@@ -99,16 +100,26 @@ class Tensor:
             return self.read()[start:stop]
         return self._rows(start, stop).reshape(stop - start, *self.shape[1:])
 
+    @property
+    def _row_count(self) -> int:
+        """A vector is one row."""
+        return self.shape[0] if len(self.shape) > 1 else 1
+
     def _rows(self, start: int, stop: int) -> Floats:
         if self.stored not in READABLE:
             raise SourceError(
                 f"{self.file.name}: {self.name} is stored as {self.stored}, wanted one of "
                 f"{', '.join(READABLE)}; convert the model"
             )
-        values = decode_values(self.raw_rows(start, stop), self.stored)
-        if not np.isfinite(values).all():
-            raise self._damaged()
-        return values + np.float32(self.plus) if self.plus else values
+        raw = self.raw_rows(start, stop)
+        values = np.empty((stop - start, math.prod(self.shape) // max(1, self._row_count)), np.float32)
+        for piece in pieces(*values.shape):
+            values[piece] = decode_values(raw[piece], self.stored)
+            if not np.isfinite(values[piece]).all():
+                raise self._damaged()
+            if self.plus:
+                values[piece] += np.float32(self.plus)
+        return values
 
     def _blocks(self) -> Quantized:
         if self.kept is None:
@@ -118,8 +129,7 @@ class Tensor:
 
     def raw_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of rows `start` to `stop`, as they are stored: (rows, bytes of a row). A vector is one row."""
-        rows = self.shape[0] if len(self.shape) > 1 else 1
-        row_bytes = self.nbytes // max(1, rows)
+        row_bytes = self.nbytes // max(1, self._row_count)
         raw = self.file.bytes_at(self.offset + start * row_bytes, (stop - start) * row_bytes)
         return raw.reshape(stop - start, row_bytes)
 
@@ -136,7 +146,8 @@ def decode_values(raw: NDArray[np.uint8], stored: str) -> Floats:
     if stored == "F16":
         return raw.view("<f2").astype(np.float32)
     if stored == "BF16":  # the upper half of a float32
-        bits = raw.view("<u2").astype(np.uint32) << np.uint32(16)
+        bits = raw.view("<u2").astype(np.uint32)
+        bits <<= np.uint32(16)
         return np.asarray(bits.view(np.float32))
     from gguf import GGMLQuantizationType, quants  # slow to import, and only block formats need it
 

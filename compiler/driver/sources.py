@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, encode, join
+from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode, join
+from llmc.compiler.formats.plain import TILE, pieces
 from llmc.passes.quantize.gptq import compensate
 
 COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
@@ -17,6 +18,7 @@ COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 Gram = NDArray[np.float32]
 
 
+_PIECE = 1 << 21  # numbers of a matrix that are read at once: memory of 8 MB, which is used again
 _LET_GO_BYTES = 32 << 20  # read between two times that memory of the model's files is given back
 
 
@@ -63,9 +65,38 @@ class ModelSources:
     def pack(self, format: str, names: tuple[str, ...]) -> NDArray[Any]:
         """The packed tensor of matrices one under another."""
         kind = FORMATS[format]
+        if self._in_pieces(kind, names):
+            return self._packed_in_pieces(kind, names)
         if not isinstance(kind, BlockFormat):
             return kind.pack(self.stacked(names))
         quantized = self.quantized(kind, names)
         rows, columns = sum(self.model.tensors[n].shape[0] for n in names), self.model.tensors[names[0]].shape[1]
         self.count(rows * columns)
         return encode(kind, quantized, rows, columns)
+
+    def _in_pieces(self, kind: Format, names: tuple[str, ...]) -> bool:
+        """Whether some rows can be packed without the others: of plain tensors, with errors that count alike."""
+        from llmc.frontends.tensor import Tensor
+
+        tensors = [self.model.tensors[name] for name in names]
+        return (
+            self.grams.get(names[0]) is None
+            and all(isinstance(tensor, Tensor) and len(tensor.shape) == 2 for tensor in tensors)
+            and not all(tensor.kept == kind.name for tensor in tensors)
+            and not any(tensor.shape[0] % TILE for tensor in tensors[:-1])
+        )
+
+    def _packed_in_pieces(self, kind: Format, names: tuple[str, ...]) -> NDArray[Any]:
+        """The same bytes; memory holds a few rows of the floats at a time."""
+        tensors = [self.model.tensors[name] for name in names]
+        columns = tensors[0].shape[1]
+        out = np.empty(kind.packed_shape(sum(tensor.shape[0] for tensor in tensors), columns), kind.dtype)
+        first = 0  # tile
+        for tensor in tensors:
+            for piece in pieces(tensor.shape[0], columns, _PIECE):
+                values = tensor.read_rows(piece.start, piece.stop)
+                packed = kind.pack(values)
+                out[first : first + len(packed)] = packed
+                first += len(packed)
+                self.count(values.nbytes)
+        return out

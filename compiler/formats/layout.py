@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized
-from llmc.compiler.formats.plain import TILE, Array, ceil_to, tiles
+from llmc.compiler.formats.plain import TILE, Array, ceil_to, pieces, tiles, tiles_of
 
 GROUPS = 8  # of a unit
 SPREAD = {6: 3, 7: 7}  # bits of a plane -> registers that hold a group beyond the first ones
@@ -41,6 +41,15 @@ def places(bits: int) -> list[list[tuple[int, int, int]]]:
 
 def encode(format: BlockFormat, quantized: Quantized, rows: int, columns: int) -> Array:
     """codes and tables of (N, K) -> the packed tensor (T, words) int32."""
+    out = np.empty(format.packed_shape(rows, columns), np.int32)
+    for piece in pieces(rows, columns):
+        tables = {name: table[piece] for name, table in quantized.tables.items()}
+        part = Quantized(quantized.codes[piece], tables)
+        out[tiles_of(piece)] = _encode(format, part, piece.stop - piece.start, columns)
+    return out
+
+
+def _encode(format: BlockFormat, quantized: Quantized, rows: int, columns: int) -> Array:
     width = ceil_to(columns, format.columns)
     per_column = 2 if format.pair else 1
     codes = _fill(quantized.codes, rows, width // per_column)
@@ -81,17 +90,18 @@ def _fill(table: Array, rows: int, columns: int) -> Array:
 
 def _planes(format: BlockFormat, codes: Array) -> U8:
     """(T * 16, codes) -> (T, units, bytes of a unit)."""
-    grouped = codes.reshape(-1, TILE, codes.shape[1] // (4 * GROUPS), GROUPS, 4).transpose(0, 2, 3, 1, 4)
+    words = codes.view(np.uint32)  # the four codes of a row in a group: what is done to one byte is done to all four
+    grouped = words.reshape(-1, TILE, words.shape[1] // GROUPS, GROUPS).transpose(0, 2, 3, 1)
     parts, shift = [], 0
     for bits in format.planes:
-        plane = np.zeros((*grouped.shape[:2], bits, TILE, 4), np.uint8)
-        for group, pieces in enumerate(places(bits)):
+        plane = np.zeros((*grouped.shape[:2], bits, TILE), np.uint32)
+        for group, held in enumerate(places(bits)):
             low = shift
-            for register, at, count in pieces:
-                piece = (grouped[:, :, group] >> np.uint8(low)) & np.uint8((1 << count) - 1)
-                plane[:, :, register] |= piece << np.uint8(at)
+            for register, at, count in held:
+                mask = np.uint32(0x01010101 * ((1 << count) - 1))
+                plane[:, :, register] |= ((grouped[:, :, group] >> np.uint32(low)) & mask) << np.uint32(at)
                 low += count
-        parts.append(plane.reshape(*plane.shape[:2], -1))
+        parts.append(plane.reshape(*plane.shape[:2], -1).view(np.uint8))
         shift += bits
     return np.concatenate(parts, axis=2)
 
@@ -103,9 +113,9 @@ def _codes(format: BlockFormat, raw: U8) -> U8:
     shift, start = 0, 0
     for bits in format.planes:
         plane = units[:, :, start : start + bits * 4 * TILE].reshape(*units.shape[:2], bits, TILE, 4)
-        for group, pieces in enumerate(places(bits)):
+        for group, held in enumerate(places(bits)):
             low = shift
-            for register, at, count in pieces:
+            for register, at, count in held:
                 piece = (plane[:, :, register] >> np.uint8(at)) & np.uint8((1 << count) - 1)
                 out[:, :, group] |= piece << np.uint8(low)
                 low += count

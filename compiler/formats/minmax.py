@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of
-from llmc.compiler.formats.plain import F32
+from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join
+from llmc.compiler.formats.plain import F32, pieces
 
 LEVELS = 11  # of a weight in a pair code: 11 * 11 = 121 codes in 7 bits
 
@@ -25,6 +25,10 @@ def pair_grid() -> U8:
 
 def minmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Quantized:
     """Formats with a float16 scale and minimum. Every error counts alike: `importance` is not used."""
+    return join([_minmax(weight[piece], format) for piece in pieces(*weight.shape)])
+
+
+def _minmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     steps = LEVELS - 1 if format.pair else format.top
     low = blocks.min(-1)
@@ -39,6 +43,10 @@ def minmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
 
 def absmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Quantized:
     """Formats with a float16 scale and a fixed zero point Z: scale = max|w| / (Z - 1) (GGUF's Q8_0)."""
+    return join([_absmax(weight[piece], format) for piece in pieces(*weight.shape)])
+
+
+def _absmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     zero = np.float32(format.offset)
     scale = _fp16(np.abs(blocks).max(-1) / (zero - 1), "block scale")
@@ -49,8 +57,9 @@ def absmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
 
 def _nearest(blocks: F32, scale: F32, minimum: F32, top: int) -> U8:
     safe = np.where(scale == 0, np.float32(1), scale)[..., None]
-    codes = np.rint((blocks - minimum[..., None]) / safe)
-    return np.clip(codes, 0, top, out=codes).astype(np.uint8)
+    codes = blocks - minimum[..., None]
+    codes /= safe
+    return np.clip(np.rint(codes, out=codes), 0, top, out=codes).astype(np.uint8)
 
 
 def _fp16(values: F32, what: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:

@@ -9,13 +9,14 @@ Letters: N = output rows, K = input columns, T = ceil(N / 16) tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 TILE = 16  # output rows a tile: float32 lanes of a 512-bit register
+_PIECE = 1 << 17  # numbers that are worked on at once: a CPU's second cache holds them and what is made of them
 
 Array = NDArray[np.generic]
 F32 = NDArray[np.float32]
@@ -44,6 +45,22 @@ def tiles(rows: int) -> int:
     return -(-rows // TILE)
 
 
+def pieces(rows: int, columns: int, numbers: int = _PIECE) -> Iterator[slice]:
+    """Rows of a large matrix in pieces of whole tiles, of so many numbers or a tile: by default what caches hold.
+
+    >>> list(pieces(40, 1 << 13))
+    [slice(0, 16, None), slice(16, 32, None), slice(32, 40, None)]
+    """
+    step = TILE * max(1, numbers // (TILE * max(1, columns)))
+    for first in range(0, rows, step):
+        yield slice(first, min(first + step, rows))
+
+
+def tiles_of(piece: slice) -> slice:
+    """The tiles of a piece's rows."""
+    return slice(piece.start // TILE, tiles(piece.stop))
+
+
 def padded(weight: F32, column_multiple: int) -> F32:
     """Zero rows and columns added: (N, K) -> (T * 16, ceil(K))."""
     rows, columns = weight.shape
@@ -56,8 +73,11 @@ def padded(weight: F32, column_multiple: int) -> F32:
 
 
 def _pack_f32(weight: F32) -> Array:
-    whole = padded(weight, 1)
-    return np.ascontiguousarray(whole.reshape(-1, TILE, whole.shape[1]).transpose(0, 2, 1))
+    rows, columns = weight.shape
+    out = np.empty((tiles(rows), columns, TILE), np.float32)
+    for piece in pieces(rows, columns):
+        out[tiles_of(piece)] = padded(weight[piece], 1).reshape(-1, TILE, columns).transpose(0, 2, 1)
+    return out
 
 
 def _unpack_f32(packed: Array, rows: int, columns: int) -> F32:
@@ -81,9 +101,12 @@ def from_bf16(bits: NDArray[np.uint16]) -> F32:
 
 
 def _pack_bf16(weight: F32) -> Array:
-    halves = to_bf16(padded(weight, 2))
-    pairs = halves.reshape(-1, TILE, halves.shape[1] // 2, 2).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(pairs).view(np.int32)[..., 0]
+    rows, columns = weight.shape
+    out = np.empty((tiles(rows), ceil_to(columns, 2) // 2, TILE), np.int32)
+    for piece in pieces(rows, columns):
+        pairs = to_bf16(padded(weight[piece], 2)).view(np.int32)
+        out[tiles_of(piece)] = pairs.reshape(-1, TILE, pairs.shape[1]).transpose(0, 2, 1)
+    return out
 
 
 def _unpack_bf16(packed: Array, rows: int, columns: int) -> F32:

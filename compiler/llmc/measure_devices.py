@@ -135,7 +135,7 @@ def devices_text(facts: dict[str, Any]) -> str:
         "", "[[node.device]]", 'name = "0"', f"count = {cores}", f"memory_gb = {facts['memory'] / 1e9:.2f}",
         "taken_gb = 0.1", f"read_gb_s = {facts['read'] / 1e9:.2f}", f"gops = {{ {ops} }}",
         f"layer_us = {facts['layer_s'] * 1e6:.1f}", f"row_us = {facts['row_s'] * 1e6:.1f}",
-        f"exposed = {facts['exposed']:.3f}",
+        f"exposed = {facts['exposed']:.3f}", f"unsteady = {link.get('unsteady', 0.0):.3f}",
     ]  # fmt: skip
     if facts["streams"]:
         streams = ", ".join(f"{name} = {rate / 1e9:.2f}" for name, rate in facts["streams"].items())
@@ -155,7 +155,7 @@ def _words(facts: dict[str, Any], artifacts: Sequence[str]) -> list[tuple[str, s
             (
                 "messages",
                 f"{link['latency_s'] * 1e6:.0f} us, {link['bytes_per_s'] / 1e9:.1f} GB/s, "
-                f"{link['wake_s'] * 1e6:.0f} us to wake",
+                f"{link['wake_s'] * 1e6:.0f} us to wake, times vary by {link['unsteady']:.0%}",
             )
         )
     else:

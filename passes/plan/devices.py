@@ -40,7 +40,8 @@ class Device:
     `streams`: bytes a second at which a format of weights, or pages ("kv"), is read where that is less than memory
     gives; `step_s` and `layer_s` are spent in every step, and in every layer of it, whatever is computed; `row_s` for
     each new token, by the device of the front. `exposed`: of the shorter of reading weights and multiplying, the part
-    that the longer does not hide, 0 to 1. `taken`: bytes of memory that are not for a model.
+    that the longer does not hide, 0 to 1. `unsteady`: the standard deviation of its time between two sums, as a part of
+    it. `taken`: bytes of memory that are not for a model.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Device:
     taken: float = 0.0
     row_s: float = 0.0
     exposed: float = 0.0
+    unsteady: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -75,6 +77,7 @@ class Device:
         return (
             self.kind, self.memory, self.read, *sorted(self.ops.items()), *sorted(self.streams.items()),
             self.step_s, self.layer_s, self.taken, self.row_s, self.exposed,
+            self.unsteady,
         )  # fmt: skip
 
 
@@ -201,7 +204,7 @@ def _device(table: Table) -> tuple[Device, int]:
     found = Device(
         name, 0, table.number("memory_gb") * 1e9, table.number("read_gb_s") * 1e9, ops, streams,
         table.number("step_us", 0.0) * 1e-6, table.number("layer_us", 0.0) * 1e-6, table.number("taken_gb", 0.0) * 1e9,
-        table.number("row_us", 0.0) * 1e-6, table.number("exposed", 0.0),
+        table.number("row_us", 0.0) * 1e-6, table.number("exposed", 0.0), table.number("unsteady", 0.0),
     )  # fmt: skip
     if found.exposed > 1:
         table.fault("exposed", str(found.exposed), "a part, 0 to 1")

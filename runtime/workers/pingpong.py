@@ -2,7 +2,8 @@
 
 Each process keeps to a core of its own, as a device would, and calls the collectives that compiled modules
 call, as they do. Rank 0 prints JSON: `latency_s` and `bytes_per_s` of an all_reduce, and `wake_s`, by how much later
-a message is answered by who has waited for long.
+a message is answered by who has waited for long; `unsteady`, how much the time of some reading varies from one sum to
+the next (a standard deviation, as a part of that time), which costs where one waits for the other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from llmc.runtime.workers.world import launched, place
 _SMALL, _LARGE = 64, 1 << 18  # numbers
 _LONG_S = 0.006  # a stage's step
 _WARM = 10
+_READ, _TOGETHER, _ROUNDS = 1 << 22, 40, 20  # numbers that are read between two sums, 16 MB; sums of a round; rounds
+_GREATEST_OF_TWO = 0.589  # the mean of the greater of two normal numbers, in standard deviations (Blom)
 
 
 def main() -> None:
@@ -41,9 +44,11 @@ def main() -> None:
     team.collectives.register(HostMemory())
     small, large = _summed(_SMALL, 400), _summed(_LARGE, 40)
     near, far = _answered(rank, 0.0, 200), _answered(rank, _LONG_S, 60)
+    unsteady = _unsteady(small)
     if rank == 0:
         rate = 4 * (_LARGE - _SMALL) / max(large - small, 1e-9)
-        print(json.dumps({"latency_s": small, "bytes_per_s": rate, "wake_s": max(0.0, far - near)}), flush=True)
+        found = {"latency_s": small, "bytes_per_s": rate, "wake_s": max(0.0, far - near), "unsteady": unsteady}
+        print(json.dumps(found), flush=True)
     team.close()
 
 
@@ -69,6 +74,25 @@ def _summed(numbers: int, times: int) -> float:
         function(x, 0, out)
         found.append(time.perf_counter() - start)
     return statistics.median(found[_WARM:])
+
+
+def _unsteady(latency_s: float) -> float:
+    """From how much longer both take when they meet behind each piece of work than when they do not."""
+    function, x, out = _called("all_reduce", _SMALL)
+    read = np.ones(_READ, np.float32)
+
+    def seconds(meet: bool) -> float:
+        function(x, 0, out)
+        start = time.perf_counter()
+        for _ in range(_TOGETHER):
+            read.sum()
+            if meet:
+                function(x, 0, out)
+        return (time.perf_counter() - start) / _TOGETHER - latency_s * meet
+
+    rounds = [(seconds(False), seconds(True)) for _ in range(_ROUNDS)][1:]
+    apart, met = (statistics.fmean(each) for each in zip(*rounds, strict=True))
+    return max(0.0, met / apart - 1) / _GREATEST_OF_TWO
 
 
 def _answered(rank: int, pause: float, times: int) -> float:

@@ -137,7 +137,8 @@ def test_measuring_writes_what_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp
         return {"read_bytes_per_s": 10e9 * min(case["threads"], 1.5)}
 
     monkeypatch.setattr(cli_bench, "worker", rate)
-    monkeypatch.setattr(measure_devices, "messages", lambda: {"latency_s": 5e-6, "bytes_per_s": 4e9, "wake_s": 2e-4})
+    found = {"latency_s": 5e-6, "bytes_per_s": 4e9, "wake_s": 2e-4, "unsteady": 0.1}
+    monkeypatch.setattr(measure_devices, "messages", lambda: found)
     output = tmp_path / "here.toml"
     found = _plan("--measure", "-o", str(output))
     assert found.exit_code == 0, found.output

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from llmc.compiler.spec.blocks import Experts, Window
 from llmc.frontends.graph.build import build
 from llmc.passes.partition import partition
 from llmc.passes.plan import Workload, links, predict
-from llmc.passes.plan.costs import Segment
+from llmc.passes.plan.costs import Segment, greatest_of
 from llmc.passes.plan.held import Model
 from llmc.passes.plan.predict import Placed
 from llmc.passes.plan.simulate import circulate
@@ -89,6 +90,18 @@ def test_sums_over_a_group_by_hand() -> None:
     assert links.all_gather(found, found.devices[:2], 1e6) == pytest.approx(10e-6 + 1e6 / 2 / 10e9)
     two = list(found.devices)
     assert links.hand_over(found, two[:1], two[1:2], 1e6) == pytest.approx(10e-6 + 1e6 / 10e9)
+
+
+def test_times_that_vary_cost_who_waits_for_others() -> None:
+    """By tensor devices meet behind every part of a layer; by layer, and alone, nobody waits for the slower."""
+    steady, unsteady = devices(TWO), devices(TWO + "unsteady = 0.2")
+    for placement, longer in (("0", 0.0), ("0;1", 0.0), ("0&1", 0.2 * 0.589)):
+        plain, varying = (predict(shape(), "q8", found, placement, WORK) for found in (steady, unsteady))
+        alone = sum(each.total - each.links for each in plain.stages)
+        assert varying.token_s - plain.token_s == pytest.approx(alone * longer, rel=1e-3, abs=1e-12)
+    rng = np.random.default_rng(0)
+    for count in (2, 3, 8):
+        assert greatest_of(count) == pytest.approx(rng.standard_normal((100_000, count)).max(1).mean(), rel=0.06)
 
 
 def test_experts_are_read_as_far_as_rows_use_them() -> None:

@@ -23,6 +23,7 @@ def test_two_processes_say_how_quick_they_are() -> None:
     assert 1e-7 < found["latency_s"] < 1
     assert found["bytes_per_s"] > 1e6
     assert 0 <= found["wake_s"] < 1
+    assert 0 <= found["unsteady"] < 10
 
 
 def test_alone_it_says_how_to_start_it() -> None:
