@@ -45,13 +45,13 @@ def tiles(rows: int) -> int:
     return -(-rows // TILE)
 
 
-def pieces(rows: int, columns: int, numbers: int = _PIECE) -> Iterator[slice]:
-    """Rows of a large matrix in pieces of whole tiles, of so many numbers or a tile: by default what caches hold.
+def pieces(rows: int, columns: int, numbers: int = 0) -> Iterator[slice]:
+    """Rows of a large matrix in pieces of whole tiles, of so many numbers or a tile; 0: of what caches hold.
 
     >>> list(pieces(40, 1 << 13))
     [slice(0, 16, None), slice(16, 32, None), slice(32, 40, None)]
     """
-    step = TILE * max(1, numbers // (TILE * max(1, columns)))
+    step = TILE * max(1, (numbers or _PIECE) // (TILE * max(1, columns)))
     for first in range(0, rows, step):
         yield slice(first, min(first + step, rows))
 

@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import llmc
-from llmc.compiler.driver import CompileResult, compile_model
+from llmc.compiler.driver import CompileResult, compile_model, sources
 from llmc.compiler.driver.recipe import matrix_names, recipe_text, uniform
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS
 from llmc.frontends.source import open_model
+from llmc.frontends.tensor import Tensor
 
 TEXT = "the quick brown fox jumps over the lazy dog and says hello to the world, again and again. " * 60
 
@@ -46,6 +49,19 @@ def test_a_quantized_checkpoint_is_kept_and_floats_become_q8(smollm2_gguf: Path,
     assert result.formats == kept
     assert set(kept.values()) == {"q4", "q8"}
     assert set(compile_model(tiny, tmp_path / "b.llmc").formats.values()) == {"q8"}
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4"])
+def test_a_matrix_read_in_pieces_is_packed_as_one(format: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = [("layers.0.q", "layers.0.k", "layers.0.v"), ("embedding",)]
+    with open_model(tiny) as model:
+        read = sources.ModelSources(model)
+        wholes = [FORMATS[format].pack(read.stacked(names)) for names in matrices]
+        monkeypatch.setattr(sources, "_PIECE", 1)  # a tile
+        monkeypatch.setattr(Tensor, "read", None)  # no matrix as a whole
+        for names, whole in zip(matrices, wholes, strict=True):
+            assert len(whole) > 3
+            np.testing.assert_array_equal(read.pack(format, names), whole)
 
 
 def test_the_vocabulary_gets_more_bits_than_a_small_format_has(tiny: Path) -> None:

@@ -19,6 +19,7 @@ from llmc.compiler.formats import (
     decode,
     encode,
     from_bf16,
+    plain,
     quantize_rows,
     to_bf16,
 )
@@ -77,6 +78,15 @@ BITS = {
     "c2h": 2.75 + 1 / 64, "c2": 2.25 + 1 / 64, "q4_0": 4.5, "q5_0": 5.5, "q5_1": 6, "iq4_nl": 4.5, "q2_k": 2.625,
     "q3_k": 3.625, "q4_k": 4.625, "q5_k": 5.625, "q6_k": 6.625, "int4_b32": 5, "int4_b64": 4.5, "mxfp4": 4.5,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_pieces_of_a_matrix_give_the_bytes_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(3).standard_normal((83, 300)).astype(np.float32)
+    whole = FORMATS[name].pack(weight)
+    monkeypatch.setattr(plain, "_PIECE", 1)
+    assert len(list(plain.pieces(*weight.shape))) == 6
+    np.testing.assert_array_equal(FORMATS[name].pack(weight), whole)
 
 
 @pytest.mark.parametrize("name", FORMATS)

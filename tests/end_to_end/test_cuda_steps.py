@@ -169,6 +169,40 @@ def test_steps_that_come_again_are_captured(device: dict[str, str], artifact: Pa
     assert (stage, done) == ("upload", total)
 
 
+def test_logits_stay_on_the_device_until_they_are_wanted(device: dict[str, str], artifact: Path) -> None:
+    """A greedy answer takes none of them; who holds a row of a captured step reads its own after later steps."""
+    found = steps(
+        device, artifact, """
+    import json
+    from llmc.runtime.runner import Feed
+    prompt, runner = list(range(5, 12)), model.runner
+    vocab, to_host = runner.vocab, lambda: count(b"bytes to host")
+    for _ in range(3):
+        model.generate(prompt, max_tokens=6, ignore_eos=True)
+    before = to_host()
+    model.generate(prompt, max_tokens=6, ignore_eos=True)
+    greedy = to_host() - before
+    sequence, held = runner.new_sequence(), []
+    for token in prompt * 4:  # steps of one row, most of them captured
+        held.append(runner.step([Feed(sequence, [token])]))
+    again = runner.new_sequence()
+    whole = runner.step([Feed(again, prompt * 4, "all")])
+    close = [float(np.abs(each.logits[0] - row).max()) for each, row in zip(held, whole.logits)]
+    best = [int(each.logits[0].argmax()) == int(each.argmax[0]) for each in held]
+    before = to_host()
+    row = runner.step([Feed(again, [5, 6, 7], "all")]).row(1)
+    told = to_host() - before
+    row.logits
+    print(json.dumps({"greedy": greedy, "row": 4 * vocab, "close": max(close), "best": all(best),
+                      "one": to_host() - before - told, "graphs": count(b"graphs")}))
+""")  # fmt: skip
+    assert found["greedy"] < 6 * found["row"]
+    assert found["one"] == found["row"]
+    assert found["best"]
+    assert found["close"] < 1e-5
+    assert found["graphs"] > 0
+
+
 def test_a_device_that_fails_or_is_too_small(device: dict[str, str], artifact: Path) -> None:
     """One line, exit code 1."""
     for bytes_, message in ((50_000, "no room for the weights"), (200_000, "no room for the KV cache")):

@@ -100,7 +100,10 @@ int copy(void *to, const void *from, size_t bytes, int kind, void *stream) {
   bool wants_to = kind == HOST_TO_DEVICE || kind == DEVICE_TO_DEVICE;
   bool wants_from = kind == DEVICE_TO_HOST || kind == DEVICE_TO_DEVICE;
   if (kind != DEFAULT && (to_device != wants_to || from_device != wants_from)) return INVALID_VALUE;
-  auto move = [=]() -> int { return memmove(to, from, bytes), OK; };
+  auto move = [=]() -> int {
+    if (kind == DEVICE_TO_HOST) counts["bytes to host"] += bytes;
+    return memmove(to, from, bytes), OK;
+  };
   if (!from_device && !within(pinned_memory, from, bytes)) {  // read before the call returns
     if (stream_of(stream).capture) return IN_CAPTURE;
     std::string kept(static_cast<const char *>(from), bytes);
@@ -136,7 +139,8 @@ int emulated_failure() { return failed; }
 
 extern "C" {
 
-// What tests ask for: how many "launches", "copies", "captures", "graphs", "allocations" there were.
+// What tests ask for: how many "launches", "copies", "captures", "graphs", "allocations", "bytes to host" there
+// were; bytes are counted when they are copied, as often as a captured graph does it.
 long emulated_count(const char *what) {
   Locked locked(lock);
   return counts[what];
