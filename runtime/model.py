@@ -90,9 +90,14 @@ def load(
         wanted = tokens or _default_cache(manifest, memory)
         return wanted if front is None else front.tokens(wanted, asked=tokens is not None)
 
-    pages, functions = bind(
-        artifact, weights, threads, tokens_in, None if front is None else front.collectives, progress
-    )
+    try:
+        pages, functions = bind(
+            artifact, weights, threads, tokens_in, None if front is None else front.collectives, progress
+        )
+    except BaseException:
+        if front is not None:
+            front.give_up()
+        raise
     if front is not None:
         functions = front.leading(pages, functions)
     runner = Runner(

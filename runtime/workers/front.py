@@ -64,6 +64,11 @@ class Front:
             for place, name in enumerate(self._manifest.functions)
         }
 
+    def give_up(self) -> None:
+        """End the others, which wait for what this one will not give them any more."""
+        assert self._team is not None
+        self._team.watch.give_up()
+
     def close(self) -> None:
         """Let the others end."""
         atexit.unregister(self.close)
@@ -93,7 +98,7 @@ class Front:
             own = function(*arrays)
         except BaseException:
             team.watch.check()  # what is raised within a compiled function comes out of it as another error
-            team.watch.give_up()  # the others wait for what this one will not give them any more
+            self.give_up()
             raise
         if not later:
             return answers.of(name, 0, own)

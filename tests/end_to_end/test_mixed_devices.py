@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ CASES = [
 ]
 ALWAYS = CASES[:2]  # of every run
 
+EXACT: dict[str, Any] = {"quant": "q8", "kv": "f32", "activations": "f32"}
 models = matrix.models
 
 
@@ -50,55 +52,76 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
-def compile_mixed(source: Path, path: Path, devices: str, **more: Any) -> None:
-    with emulated.compiling():
-        target = TARGET if "cpu" in devices else "cuda:sm_80"
-        compile_model(source, path, devices=devices, target=target, activations="f32", **more)
+@pytest.fixture(scope="module")
+def mixed(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """A function: structure, placement -> the artifact, in which nothing but weights is rounded."""
+    folder = tmp_path_factory.mktemp("mixed")
+
+    def artifact(name: str, devices: str) -> Path:
+        path = folder / f"{name}-{devices.replace(':', '')}.llmc"
+        if not path.exists():
+            target = TARGET if "cpu" in devices else "cuda:sm_80"
+            with emulated.compiling():
+                compile_model(models[name], path, devices=devices, target=target, **EXACT)
+        return path
+
+    return artifact
 
 
 @pytest.mark.thorough_if(case=lambda name, devices: (name, devices) not in ALWAYS)
 @pytest.mark.parametrize(("name", "devices"), CASES)
 def test_a_model_on_devices_of_two_kinds(
-    name: str, devices: str, models: dict[str, Path], device: dict[str, str], tmp_path: Path
+    name: str,
+    devices: str,
+    models: dict[str, Path],
+    mixed: Callable[[str, str], Path],
+    device: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     """Tokens are those of one CPU, of prompts in common steps, and logits nearly."""
-    compile_model(models[name], tmp_path / "whole.llmc", quant="q8", activations="f32", kv="f32")
-    compile_mixed(models[name], tmp_path / "parts.llmc", devices, quant="q8", kv="f32")
+    compile_model(models[name], tmp_path / "whole.llmc", **EXACT)
     asked = matrix.Asked(tmp_path / "whole.llmc", None, PROMPTS, NEW_TOKENS)
     wanted = matrix.answered(asked, tmp_path / "one")
-    asked = matrix.Asked(tmp_path / "parts.llmc", devices, PROMPTS, NEW_TOKENS)
+    asked = matrix.Asked(mixed(name, devices), devices, PROMPTS, NEW_TOKENS)
     matrix.assert_same(matrix.answered(asked, tmp_path / "several", device), wanted)
 
 
-def test_commands_for_devices_of_two_kinds(models: dict[str, Path], device: dict[str, str], tmp_path: Path) -> None:
-    """What a user sees: an answer, what is where, and in a line what a machine lacks or a device has no room for."""
-    path = tmp_path / "parts.llmc"
-    compile_mixed(models["grouped queries"], path, "cpu;cuda:0", quant="q8", split="1:3")
+LACKING = (
+    ({"LD_LIBRARY_PATH": ""}, "only compiled for GPUs: cuda-sm_80 needs an NVIDIA driver"),
+    ({"LLMC_EMULATED_BYTES": "50000"}, "the device has no room for the weights"),
+    ({"CUDA_VISIBLE_DEVICES": "1,0", "LLMC_EMULATED_CHIP": "75"}, "needs a device that runs sm_80 (here: sm_75)"),
+)
+
+
+@pytest.mark.parametrize("devices", ["cpu;cuda:0", "cuda:0;cpu"])
+def test_commands_for_devices_of_two_kinds(
+    devices: str, mixed: Callable[[str, str], Path], device: dict[str, str]
+) -> None:
+    """What a user sees: what is where, an answer, and in a line what a machine lacks or a device has no room for.
+
+    Nobody waits for a worker that cannot begin, be it the front or another one, nor where there is no launcher.
+    """
+    path, place = mixed("grouped queries", devices), devices.split(";").index("cuda:0")
     ranks = inspect(path)["devices"]["ranks"]
-    assert [(rank["device"], rank["layers"], rank["on_host"]) for rank in ranks] == [
-        ("cpu:0", [0], True),
-        ("cuda:0", [1, 2, 3], False),
-    ]
+    assert [rank["on_host"] for rank in ranks] == [each == "cpu" for each in devices.split(";")]
+    options = ["hello", "--raw", "--max-tokens", "4"]
 
-    def run(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "llmc", "run", "--devices", str(path), "hello", "--raw", "--max-tokens", "4"]
-        return subprocess.run(
-            [*command, *options], env=device | more, capture_output=True, text=True, timeout=200, check=False
-        )
+    def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=device | more, capture_output=True, text=True, timeout=60, check=False)
 
-    done = run("--json")
+    llmc_run = [sys.executable, "-m", "llmc", "run", str(path), *options]
+    done = run(*llmc_run, "--devices", "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["ids"]) == 4
-    for more, message in (
-        ({"LD_LIBRARY_PATH": ""}, "only compiled for GPUs: cuda-sm_80 needs an NVIDIA driver"),
-        ({"LLMC_EMULATED_BYTES": "50000"}, "the device has no room for the weights"),
-        ({"CUDA_VISIBLE_DEVICES": "1,0", "LLMC_EMULATED_CHIP": "75"}, "needs a device that runs sm_80 (here: sm_75)"),
-    ):
-        done = run(**more)
+    for more, message in LACKING:
+        done = run(*llmc_run, "--devices", **more)
         assert done.returncode == 1
-        assert "llmc: worker 1 (device cuda:0): " in done.stderr
+        assert f"llmc: worker {place} (device cuda:0): " in done.stderr or place == 0
         assert message in done.stderr
         assert "Traceback" not in done.stderr
+        done = run(str(matrix.MPIRUN), "-n", "2", *llmc_run, **more)
+        assert done.returncode != 0
+        assert message in done.stderr
 
 
 @pytest.mark.parametrize(
