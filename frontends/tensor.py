@@ -101,6 +101,11 @@ class Tensor:
         return self._rows(start, stop).reshape(stop - start, *self.shape[1:])
 
     @property
+    def by_rows(self) -> bool:
+        """Whether to read some rows takes their part of the work of reading all."""
+        return type(self) is Tensor
+
+    @property
     def _row_count(self) -> int:
         """A vector is one row."""
         return self.shape[0] if len(self.shape) > 1 else 1

@@ -71,6 +71,11 @@ class RowsView(TensorView):
     stride: int
 
     @property
+    def by_rows(self) -> bool:
+        """As the file's tensor."""
+        return self.viewed.by_rows
+
+    @property
     def kept(self) -> str | None:
         """The format that keeps the file's tensor."""
         return self.viewed.kept
@@ -130,6 +135,11 @@ class FlatView(TensorView):
 @dataclass(frozen=True, kw_only=True)
 class NormalizedView(TensorView):
     """The rows of `viewed`, each divided by its length."""
+
+    @property
+    def by_rows(self) -> bool:
+        """As the file's tensor."""
+        return self.viewed.by_rows
 
     def _taken(self, start: int, stop: int) -> Floats:
         rows = self.viewed.read_rows(start, stop)

@@ -28,8 +28,9 @@ from llmc.runtime.index_arrays import aligned, index_arrays, source_arrays
 from llmc.runtime.parts import Parts, Passage
 
 Ids = SequenceOf[int] | NDArray[np.integer[Any]]
-# Arrays in the order above -> logits (R, V), top ids and values (R, K), normalizers (R,); of a model without logits
-# vectors (R, C) and argmax (R,). Where there are several stages, not yet that but what waits for it and gives it.
+# Arrays in the order above -> logits (R, V), or `Rows` of them, top ids and values (R, K), normalizers (R,); of a model
+# without logits vectors (R, C) and argmax (R,). Where there are several stages, not yet that but what waits for it and
+# gives it.
 Step = Callable[..., Any]
 
 PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
@@ -94,7 +95,8 @@ class Output:
         )  # fmt: skip
 
     def _logits_of(self, at: int) -> NDArray[np.float32]:
-        return np.asarray(self.rows[at : at + 1])[0]
+        rows = self.rows[at : at + 1]
+        return np.asarray(rows)[0]
 
     @property
     def argmax(self) -> NDArray[np.int32]:
@@ -125,7 +127,7 @@ class Begun:
 
 @dataclass
 class Runner:
-    """A loaded step with its cache. `step_function`: see `Step`; loading/bind.py binds the real one.
+    """A loaded step with its cache. `step_function`: see `Step`; bound.py binds the real one.
 
     `encode_function`: of a model with an encoder, what reads a source and leaves in its pages what the step looks at.
     `turn_function`: see `turn`; None where keys do not know positions. `endless`: how a text can go on in a full cache.

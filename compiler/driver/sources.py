@@ -75,13 +75,11 @@ class ModelSources:
         return encode(kind, quantized, rows, columns)
 
     def _in_pieces(self, kind: Format, names: tuple[str, ...]) -> bool:
-        """Whether some rows can be packed without the others: of plain tensors, with errors that count alike."""
-        from llmc.frontends.tensor import Tensor
-
+        """Whether some rows can well be read and packed without the others, as where errors count alike."""
         tensors = [self.model.tensors[name] for name in names]
         return (
             self.grams.get(names[0]) is None
-            and all(isinstance(tensor, Tensor) and len(tensor.shape) == 2 for tensor in tensors)
+            and all(tensor.by_rows and len(tensor.shape) == 2 for tensor in tensors)
             and not all(tensor.kept == kind.name for tensor in tensors)
             and not any(tensor.shape[0] % TILE for tensor in tensors[:-1])
         )

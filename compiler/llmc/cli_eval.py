@@ -67,14 +67,13 @@ def eval_command(
     import llmc.runtime
 
     paths = [artifact] if against is None else [artifact, against]
-    manifests = [llmc.runtime.inspect(path) for path in paths]
-    if against is not None and "devices" in manifests[1]:
+    if against is not None and "devices" in llmc.runtime.inspect(against):
         raise click.ClickException(f"{against}: compiled for several devices; --against wants an artifact for one")
     with progress_bars() as progress:
         models = [llmc.runtime.load(path, threads=threads, progress=progress) for path in paths]
         result = models[0].evaluate(text, window, *models[1:], most_windows=windows, bos=bos, progress=progress)
     figures = result.figures()
-    sizes = [_sizes(path, manifest) for path, manifest in zip(paths, manifests, strict=True)]
+    sizes = [_sizes(path, llmc.runtime.inspect(path)) for path in paths]
     if as_json:
         other = {"against": sizes[1]} if against is not None else {}
         print_json({**sizes[0], "text": text_file, **figures, **other})

@@ -155,7 +155,7 @@ def _words(facts: dict[str, Any], artifacts: Sequence[str]) -> list[tuple[str, s
             (
                 "messages",
                 f"{link['latency_s'] * 1e6:.0f} us, {link['bytes_per_s'] / 1e9:.1f} GB/s, "
-                f"{link['wake_s'] * 1e6:.0f} us to wake, times vary by {link['unsteady']:.0%}",
+                f"{link['wake_s'] * 1e6:.0f} us to wake, times vary by {link.get('unsteady', 0.0):.0%}",
             )
         )
     else:

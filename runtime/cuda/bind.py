@@ -33,7 +33,7 @@ def bind_to_device(
     artifact: Artifact[Manifest], weights: list[NDArray[Any]], tokens_in: Callable[[int], int],
     collectives: Collectives | None, progress: Progress | None,
 ) -> tuple[PagePool, dict[str, Step]]:  # fmt: skip
-    """The cache, and name -> function of index arrays alone, as `loading.bind` gives them.
+    """The cache, and name -> function of index arrays alone, as `bind_to_host` gives them.
 
     tokens_in: how many tokens the cache is for, when so many bytes of the device are free. collectives: of a worker,
     which exchanges what its device has through the host. Raises ArtifactError when
@@ -52,14 +52,14 @@ def bind_to_device(
     for name, function in zip(names, functions, strict=True):
         bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
         if name in _FILLED_UP:
-            most = _given(artifact.manifest, name)
+            most = _looked_at(artifact.manifest, name)
             made[name] = DeviceStep(device, function, bound, len(pages.groups), pages.num_pages, most, staging)
         else:
             made[name] = partial(_call, device, function, bound, RESULTS.get(name))
     return pages, made
 
 
-def _given(manifest: Manifest, name: str) -> int:
+def _looked_at(manifest: Manifest, name: str) -> int:
     """How many results of a function are looked at; zeros of a worker's sends stand behind them."""
     if isinstance(manifest, DeviceManifest):
         return min(RESULTS[name], len(manifest.ranks[manifest.rank].outputs[name]))

@@ -6,13 +6,17 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Cudart, OutOfMemory, Pointer, free_with
 from llmc.runtime.loading import library
+
+if TYPE_CHECKING:
+    from llmc.runtime.cuda.rows import Lent
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,11 +36,13 @@ class Device:
     """The first CUDA device. Copies and calls are done in the order in which they are asked for, on `stream`.
 
     TVM gives memory of a step to others as soon as the step has been put on the stream. So all models of a process have
-    one stream (`the_device`), and who puts more than one thing on it holds `lock`.
+    one stream (`the_device`), and who puts more than one thing on it holds `lock`. lent: results of steps that are read
+    when somebody wants them.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.lent: WeakSet[Lent] = WeakSet()
         self.ffi = library.import_ffi()
         self.cudart = Cudart()
         self.stream: Pointer = self.cudart.stream()
@@ -86,6 +92,12 @@ class Device:
             self.cudart.copy(array.ctypes.data, tensor.data_ptr(), array.nbytes, TO_HOST, self.stream)
         self.wait()
         return array
+
+    def settle(self) -> None:
+        """Read what is lent, while it is what it was."""
+        for lent in list(self.lent):
+            lent.settle()
+        self.lent.clear()
 
     def wait(self) -> None:
         """Wait until all that was asked for is done."""

@@ -11,13 +11,18 @@ from llmc.runtime.cuda.cudart import TO_HOST
 from llmc.runtime.cuda.device import Device
 
 
-class Left:
-    """A result of a step (at least `count`, V), where the step left it."""
+class Lent:
+    """A result of a step (at least `count`, V), where the step left it.
+
+    Memory that TVM takes for a step is that of others afterwards, and a captured step writes to where it was captured,
+    whoever has it now. So all that is lent is read before a captured step is launched (`Device.settle`).
+    """
 
     def __init__(self, device: Device, tensor: Any, count: int) -> None:
         self.shape = (count, int(tensor.shape[1]))
         self._device, self._tensor = device, tensor
         self._settled: NDArray[np.float32] | None = None
+        device.lent.add(self)
 
     def read(self, first: int, last: int) -> NDArray[np.float32]:
         """Rows from `first` to before `last`."""
@@ -33,20 +38,21 @@ class Left:
             return array
 
     def settle(self) -> None:
-        """Read all of it now: its memory is about to be written."""
-        self._settled = self.read(0, self.shape[0])
+        """Read all of it now, and give its memory back."""
+        if self._settled is None:
+            self._settled, self._tensor = self.read(0, self.shape[0]), None
 
 
 class DeviceRows:
     """Rows of it from `first` to before `last`, as `Rows` of runner.py."""
 
-    def __init__(self, left: Left, first: int, last: int) -> None:
-        self.shape = (last - first, left.shape[1])
-        self._left, self._first, self._last = left, first, last
+    def __init__(self, lent: Lent, first: int, last: int) -> None:
+        self.shape = (last - first, lent.shape[1])
+        self._lent, self._first, self._last = lent, first, last
 
     def __getitem__(self, rows: slice) -> DeviceRows:
         first, last, _ = rows.indices(self.shape[0])
-        return DeviceRows(self._left, self._first + first, self._first + max(first, last))
+        return DeviceRows(self._lent, self._first + first, self._first + max(first, last))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return self._left.read(self._first, self._last).astype(dtype or np.float32, copy=False)
+        return self._lent.read(self._first, self._last).astype(dtype or np.float32, copy=False)

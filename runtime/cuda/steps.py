@@ -7,9 +7,8 @@ a step puts there is noted down the second time that its sizes come, copies incl
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Pointer, free_with
 from llmc.runtime.cuda.device import Device, Pinned
 from llmc.runtime.cuda.dlpack import DeviceMemory
 from llmc.runtime.cuda.padding import I32, Sizes, fill, sizes_of
-from llmc.runtime.cuda.rows import DeviceRows, Left
+from llmc.runtime.cuda.rows import DeviceRows, Lent
 from llmc.runtime.cuda.staging import StagedMemory
 from llmc.runtime.errors import LlmcError
 
@@ -42,7 +41,6 @@ class Captured:
     tensors: list[Any]
     results: Pinned
     places: list[int]
-    left: list[weakref.ref[Left]] = field(default_factory=list)  # what was lent of the last time, if anybody has it
 
 
 class DeviceStep:
@@ -89,17 +87,13 @@ class DeviceStep:
             return self._launch(captured, wanted)
 
     def _launch(self, captured: Captured, wanted: int) -> list[Any]:
-        for lent in captured.left:
-            if (left := lent()) is not None:
-                left.settle()
+        self._device.settle()
         self._device.cudart.launch(captured.graph, self._device.stream)
         self._device.wait()
         lazy, copied = self._parted(captured.tensors)
-        found: list[Any] = [Left(self._device, tensor, wanted) for tensor in lazy]
-        captured.left[:] = map(weakref.ref, found)
         arrays = zip(captured.places, copied, strict=True)
         return [
-            *(DeviceRows(left, 0, wanted) for left in found),
+            *(DeviceRows(Lent(self._device, tensor, wanted), 0, wanted) for tensor in lazy),
             *(_array(captured.results, place, tensor)[:wanted].copy() for place, tensor in arrays),
         ]
 
@@ -131,12 +125,14 @@ class DeviceStep:
         fill(index, arrays, sizes, self._spare)
         tensor = self._device.tensor(index.shape, index.dtype, "the index arrays")
         self._device.cudart.copy(tensor.data_ptr(), index.ctypes.data, index.nbytes, TO_DEVICE, self._device.stream)
-        return self._read(self._call(_Cut(self._device, tensor, sizes).tensors), wanted)
+        cut = _Cut(self._device, tensor, sizes)  # whose memory tensors are views of
+        return self._read(self._call(cut.tensors), wanted)
 
     def _capture(self, sizes: Sizes) -> Captured | None:
         """Note a step down whose sizes come again; None where it is to be run as it is.
 
-        The first one has left memory of all the sizes that it takes: in a capture none can be had from the device.
+        In a capture no memory can be had from the device, and TVM keeps what a step gave until the next one has ended.
+        So it is run twice first, which writes the same again, and leaves memory of all the sizes that it takes.
         """
         if self._staging is not None or sizes.rows > _CAPTURED_ROWS or len(self._captured) >= _MOST_CAPTURED:
             return None
@@ -144,6 +140,9 @@ class DeviceStep:
         if self._seen[sizes] != 2:  # the first time, and where a capture has failed
             return None
         device = self._device
+        device.settle()
+        for _ in range(2):
+            self._put(sizes)
         device.wait()
         device.cudart.begin_capture(device.stream)
         try:
@@ -172,7 +171,7 @@ class DeviceStep:
         """The first `wanted` rows of results, through pinned memory."""
         device, memory = self._device, self._results
         lazy, copied = self._parted(tensors)
-        found: list[Any] = [DeviceRows(Left(device, tensor, wanted), 0, wanted) for tensor in lazy]
+        found: list[Any] = [DeviceRows(Lent(device, tensor, wanted), 0, wanted) for tensor in lazy]
         if not copied:
             device.wait()  # the index arrays' memory is wanted for the next step
         for tensor in copied:

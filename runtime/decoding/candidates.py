@@ -45,7 +45,7 @@ class Row:
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
-        """(V,), a view."""
+        """(V,): a view of the step's, or a copy where these are elsewhere."""
         return self.read()
 
     def logit(self, token: int) -> float:

@@ -24,7 +24,13 @@ from llmc.runtime.loading.cpu import (
     fitting_variant,
     missing_flags,
 )
-from llmc.runtime.loading.device_manifest import DeviceManifest, device_facts, for_devices, read_device_manifest
+from llmc.runtime.loading.device_manifest import (
+    DeviceManifest,
+    device_facts,
+    for_devices,
+    read_device_manifest,
+    variants_besides,
+)
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import DEVICES, MANIFEST, Manifest, Package, Variant, read_manifest
 
@@ -150,9 +156,14 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _machine(manifest: Package) -> dict[str, Any]:
     """What this machine lacks for each variant, and which one it takes; of several devices, all have to have one."""
     arch, flags = cpu_arch(), cpu_flags()
-    ranks = [each.variants for each in manifest.ranks] if isinstance(manifest, DeviceManifest) else [manifest.variants]
-    missing = {v.name: missing_flags(v, arch, flags) for variants in ranks for v in variants}
-    taken = [fitting_variant({v.name: missing[v.name] for v in variants}) for variants in ranks]
+    if not isinstance(manifest, DeviceManifest):
+        missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
+        return {"arch": arch, "variant": fitting_variant(missing), "missing": missing}
+    missing, taken = {}, []
+    for number, rank in enumerate(manifest.ranks):
+        own = {v.name: missing_flags(v, arch, flags, rank.number) for v in rank.variants}
+        taken.append(fitting_variant(own, variants_besides(manifest.ranks, number)))
+        missing |= {name: lacks for name, lacks in own.items() if not missing.get(name)}
     names = list(dict.fromkeys(filter(None, taken)))
     return {"arch": arch, "variant": ", ".join(names) if all(taken) else None, "missing": missing}
 

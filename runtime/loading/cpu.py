@@ -65,12 +65,12 @@ def _auxiliary(word: int) -> int:
     return int(get(word))
 
 
-def missing_flags(variant: Variant, arch: str, flags: frozenset[str]) -> list[str]:
-    """What `variant` needs and the machine lacks; empty when it fits."""
+def missing_flags(variant: Variant, arch: str, flags: frozenset[str], number: int | None = None) -> list[str]:
+    """What `variant` needs and the machine lacks; empty when it fits. `number`: of the GPU that it is to run on."""
     if variant.arch != arch:
         return [f"arch {variant.arch}"]
     if variant.device is not None:
-        return cuda.lacking(variant.device)
+        return cuda.lacking(variant.device, number)
     missing = sorted(set(variant.requires) - flags)
     if not missing and "amx_tile" in variant.requires and not _allow_amx():
         return ["amx_tile (the kernel refuses its state)"]
@@ -83,6 +83,8 @@ def choose_variant(manifest: Package, folder: Path) -> Variant:
     Raises ArtifactError naming what is missing when there is none, or when the one named does not run here.
     """
     arch, flags, forced = cpu_arch(), cpu_flags(), forced_variant()
+    if forced in manifest.variants_elsewhere:
+        forced = None
     lacking = []
     for variant in manifest.variants:
         if forced not in (None, variant.name):
@@ -111,9 +113,9 @@ def forced_variant() -> str | None:
     return os.environ.get("LLMC_VARIANT") or None
 
 
-def fitting_variant(missing: dict[str, list[str]]) -> str | None:
+def fitting_variant(missing: dict[str, list[str]], elsewhere: frozenset[str] = frozenset()) -> str | None:
     """The name `choose_variant` would find, of variants in order and what each lacks; None when there is none."""
-    forced = forced_variant()
+    forced = None if forced_variant() in elsewhere else forced_variant()
     names = [name for name, lacking in missing.items() if not lacking and forced in (None, name)]
     return names[0] if names else None
 

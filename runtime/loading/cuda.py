@@ -21,29 +21,35 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR 
 
 
 class _Shown:
-    """The number of the device that this process sees, if it is not to see all."""
+    """The number of the device that this process sees, if it is not to see all; whether the driver was asked before."""
 
     number: int | None = None
+    asked = False
 
 
 def show_only(number: int) -> None:
     """Have this process see one device, which is its first then; to be called before anything asks the driver.
 
     Devices are counted as the environment shows them. Raises ArtifactError when it shows fewer, and in a process that
-    has another one already.
+    has another one already, or has asked the driver, which goes by what was shown then.
     """
     if _Shown.number not in (None, number):
         raise ArtifactError(f"device cuda:{number}: this process has cuda:{_Shown.number}; load it in one of its own")
     if _Shown.number is None:
-        listed = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
-        if listed and number >= len(listed):
+        said = os.environ.get(_VISIBLE)
+        listed = None if said is None else [name.strip() for name in said.split(",") if name.strip()]
+        if listed is not None and number >= len(listed):
             raise ArtifactError(f"device cuda:{number}: {_VISIBLE} shows {len(listed)} devices")
-        os.environ[_VISIBLE] = listed[number] if listed else str(number)
+        if _Shown.asked and number:
+            raise ArtifactError(
+                f"device cuda:{number}: this process has asked for all devices; load it in one of its own"
+            )
+        os.environ[_VISIBLE] = str(number) if listed is None else listed[number]
         _Shown.number = number
 
 
-def lacking(device: Device) -> list[str]:
-    """What is missing, each in words; empty when nothing is."""
+def lacking(device: Device, number: int | None = None) -> list[str]:
+    """What is missing, each in words; empty when nothing is. `number`: of the device that it has to be, if any."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -51,6 +57,10 @@ def lacking(device: Device) -> list[str]:
     found = _devices(driver)
     if isinstance(found, str):
         return [found]
+    if number is not None and _Shown.number is None:
+        if number >= len(found):
+            return [f"a device cuda:{number} (here: {len(found)})"]
+        found = found[number : number + 1]
     missing = [] if any(runs(device.arch, compute) for compute in found) else [_wanted(device.arch, found)]
     try:
         ctypes.CDLL(cudart_path())
@@ -89,7 +99,7 @@ def _wanted(arch: str, found: list[tuple[int, int]]) -> str:
 
 def _devices(driver: ctypes.CDLL) -> list[tuple[int, int]] | str:
     """The compute capability of every device, or what is wrong."""
-    count = ctypes.c_int(0)
+    count, _Shown.asked = ctypes.c_int(0), True
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or count.value < 1:
         return f"an NVIDIA device (the driver finds none{f', error {status}' if status else ''})"

@@ -94,6 +94,17 @@ class DeviceManifest(Manifest):
         """Files of other ranks."""
         return frozenset().union(*(each.files for each in self.ranks)) - self.ranks[self.rank].files
 
+    @property
+    def variants_elsewhere(self) -> frozenset[str]:
+        """Names of variants that only other ranks have."""
+        return variants_besides(self.ranks, self.rank)
+
+
+def variants_besides(ranks: tuple[Rank, ...], rank: int) -> frozenset[str]:
+    """Names of variants that a rank does not have, and others do."""
+    names = [frozenset(variant.name for variant in each.variants) for each in ranks]
+    return frozenset().union(*names) - names[rank]
+
 
 def for_devices(folder: Path) -> bool:
     """Whether the artifact is for several devices. Raises ArtifactError as `read_document`."""

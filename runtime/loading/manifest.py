@@ -185,6 +185,11 @@ class Package:
         """Files that other processes load and check, and this one does not."""
         return frozenset()
 
+    @property
+    def variants_elsewhere(self) -> frozenset[str]:
+        """Names of variants for devices of another kind than this process has."""
+        return frozenset()
+
 
 @dataclass(frozen=True)
 class Manifest(Package):

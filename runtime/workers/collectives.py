@@ -59,7 +59,7 @@ class Collectives:
     def __init__(self, stage: Any, post: Any, wait: Wait, keep: Keep) -> None:
         self._stage, self._post, self._wait, self._keep = stage, post, wait, keep
         self._others = [rank for rank in range(stage.size) if rank != stage.rank]
-        self._memory: Memory = HostMemory()
+        self._memory: Memory
 
     def register(self, memory: Memory) -> None:
         """Be what modules of this process call, with tensors in this memory; to be done before one is loaded."""

@@ -56,6 +56,7 @@ def test_the_table_marks_one_and_gives_its_command(spec: str) -> None:
     assert words[:3] == ["llmc", "compile", "seven.toml"]
     context = compile_command.make_context("compile", words[2:])  # it is what compile takes
     assert context.params["devices"] is None or context.params["devices"].startswith("cuda:0")
+    assert context.params["target"] == "cuda:sm_XX"  # for the user to say
     assert "refused" not in found.stdout
 
 

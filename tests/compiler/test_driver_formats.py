@@ -64,6 +64,16 @@ def test_a_matrix_read_in_pieces_is_packed_as_one(format: str, tiny: Path, monke
             np.testing.assert_array_equal(read.pack(format, names), whole)
 
 
+def test_a_matrix_stored_the_other_way_round_is_read_once(tiny_model: Callable[..., Path]) -> None:
+    """GPT-2 stores columns as rows: of such a matrix some rows cost as much as all."""
+    with open_model(tiny_model("gpt2")) as model:
+        read = sources.ModelSources(model)
+        turned = {name: tensor.by_rows for name, tensor in model.tensors.items() if len(tensor.shape) == 2}
+        assert set(turned.values()) == {True, False}
+        for name, by_rows in turned.items():
+            assert read._in_pieces(FORMATS["q8"], (name,)) == by_rows
+
+
 def test_the_vocabulary_gets_more_bits_than_a_small_format_has(tiny: Path) -> None:
     with open_model(tiny) as model:
         assert uniform(model.spec, "q3h")["embedding"] == "q8"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import re
 from collections.abc import Callable
@@ -72,6 +73,54 @@ def test_what_is_missing_is_named(libraries: dict[str, Any], wanted: str, monkey
 def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, libcuda=Driver((8, 0), (8, 9)), libcudart=1)
     assert cuda.lacking(SM_86) == []
+
+
+def test_a_device_of_several_is_asked_for_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, libcuda=Driver((8, 0), (8, 9)), libcudart=1)
+    monkeypatch.setattr(cuda._Shown, "number", None)
+    assert cuda.lacking(SM_86, 1) == []
+    assert cuda.lacking(SM_86, 0) == ["a device that runs sm_86 (here: sm_80)"]
+    assert cuda.lacking(SM_86, 2) == ["a device cuda:2 (here: 2)"]
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "shown"),
+    [(None, 0, "0"), (None, 3, "3"), ("2,3", 0, "2"), ("2, 3", 1, "3"), ("GPU-ab,GPU-cd", 1, "GPU-cd")],
+)
+def test_a_worker_sees_one_device(said: str | None, number: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _as_new(monkeypatch, said)
+    for _ in range(2):  # of two artifacts, one after another
+        cuda.show_only(number)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+    with pytest.raises(ArtifactError, match=rf"cuda:{number + 1}: this process has cuda:{number}"):
+        cuda.show_only(number + 1)
+
+
+@pytest.mark.parametrize(("said", "number", "wanted"), [("", 0, "shows 0 devices"), ("2,3", 2, "shows 2 devices")])
+def test_a_device_that_is_not_shown_is_refused(
+    said: str, number: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_new(monkeypatch, said)
+    with pytest.raises(ArtifactError, match=f"cuda:{number}: CUDA_VISIBLE_DEVICES {wanted}"):
+        cuda.show_only(number)
+
+
+def test_a_process_that_has_asked_for_all_devices_has_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, libcuda=Driver((8, 6), (8, 6)), libcudart=1)
+    _as_new(monkeypatch, None)
+    assert cuda.lacking(SM_86) == []
+    with pytest.raises(ArtifactError, match="cuda:1: this process has asked for all devices"):
+        cuda.show_only(1)
+    cuda.show_only(0)
+
+
+def _as_new(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    """As in a process that has asked for nothing, whose environment shows these devices."""
+    monkeypatch.setattr(cuda._Shown, "number", None)
+    monkeypatch.setattr(cuda._Shown, "asked", False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said or "")
+    if said is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
 def test_loaders_pass_over_variants_for_devices(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc.runtime.cache.pages import pages_for
 from llmc.runtime.cuda.padding import SPARE_PAGES, fill, pages_size, size_for, sizes_of
 from llmc.runtime.index_arrays import aligned
 from llmc.runtime.runner import Feed, Runner
@@ -23,6 +24,19 @@ def test_sizes_hold_what_they_are_for(count: int) -> None:
     assert count <= size_for(count) <= max(2 * count, 1)
     assert size_for(count) - count < 16 * SPARE_PAGES
     assert count <= pages_size(count) <= max(2 * count, 64)
+
+
+@given(rows=st.integers(1, 1200), part=st.floats(0, 1))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_a_size_tells_rows_from_rows_with_logits(rows: int, part: float) -> None:
+    wanted = max(1, round(part * rows))
+    arrays = [np.zeros(count, np.int32) for count in (rows, rows, rows, rows)]
+    arrays += [np.zeros((1, 2), np.int32), np.array([0, pages_for(rows)], np.int32)]
+    arrays += [np.zeros(pages_for(rows), np.int32), np.zeros(wanted, np.int32)]
+    sizes, plain = sizes_of(arrays, 1, apart=True), sizes_of(arrays, 1)
+    assert (sizes.rows == sizes.wanted) == (plain.rows == plain.wanted and rows == wanted)
+    assert sizes.rows == plain.rows
+    assert sizes.wanted >= wanted
 
 
 @pytest.mark.parametrize("seed", range(12))
