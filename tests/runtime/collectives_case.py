@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmc.runtime.workers.collectives import Collectives
+from llmc.runtime.workers.collectives import Collectives, HostMemory
 from llmc.runtime.workers.world import Leave, mpi
 
 
@@ -20,6 +20,7 @@ def main() -> None:
     size, rank = world.size, world.rank
     kept = []
     collectives = Collectives(world, world.Dup(), wait, lambda *sent: kept.append(sent))
+    collectives.register(HostMemory())
     random = np.random.default_rng(0)  # of the same numbers everywhere
     for rows in (1, 3, 50, 257):
         parts = random.standard_normal((size, rows, 131)).astype(np.float32)
