@@ -36,8 +36,8 @@ def bind_to_device(
     """The cache, and name -> function of index arrays alone, as `bind_to_host` gives them.
 
     tokens_in: how many tokens the cache is for, when so many bytes of the device are free. collectives: of a worker,
-    which exchanges what its device has through the host. Raises ArtifactError when
-    the library cannot be loaded, LlmcError when the device has too little memory or fails.
+    which exchanges what its device has through the host. Raises ArtifactError when the library cannot be loaded,
+    LlmcError when the device has too little memory or fails.
     """
     names, staging = artifact.manifest.functions, None
     if collectives is not None:

@@ -49,9 +49,9 @@ class Row:
         return self.read()
 
     def logit(self, token: int) -> float:
-        """A token's."""
-        (listed,) = np.nonzero(self.ids == token)
-        return float(self.values[listed[0]] if listed.size else self.logits[token])
+        """A token's: of one of the likeliest without fetching all."""
+        likeliest = self.ids.tolist()
+        return float(self.values[likeliest.index(token)] if token in likeliest else self.logits[token])
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], top: int = _TOP) -> Row:

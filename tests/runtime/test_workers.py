@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from llmc.runtime.errors import RequestError
 from llmc.runtime.workers.calls import ANSWER, CALL, COPY, packed, unpacked
+from llmc.runtime.workers.front import Front
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
@@ -31,6 +34,18 @@ def test_messages_come_out_as_they_went_in() -> None:
             np.testing.assert_array_equal(got, wanted)
             if got.size:
                 assert (got.ctypes.data - message.ctypes.data) % 64 == 0  # as kernels want it
+
+
+def test_a_cache_is_as_large_as_the_least_room_allows() -> None:
+    front = Front.__new__(Front)
+    front._team = SimpleNamespace(least=lambda number: min(number, 640))  # type: ignore[assignment]
+    assert [front.tokens(1000, asked=False), front.tokens(640, asked=True), front.tokens(16, asked=True)] == [
+        640,
+        640,
+        16,
+    ]
+    with pytest.raises(RequestError, match="cache_tokens: got 1000, and a device has room for 640"):
+        front.tokens(1000, asked=True)
 
 
 @pytest.mark.mpi
