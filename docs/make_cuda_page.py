@@ -20,7 +20,7 @@ from tvm import tirx
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import KINDS, page_shape
 from llmc.targets.cuda.build import compile_kernels
-from llmc.targets.cuda.lower import KERNELS, PLAIN, make_kernel
+from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
 from llmc.targets.cuda.target import CUDA_TARGETS, STATIC_SHARED_BYTES, CudaTarget
 
@@ -79,6 +79,7 @@ def cases() -> dict[str, Case]:
         "take_columns": ("take_columns", [row, [m, WIDTH // 2]], {"first": WIDTH // 2, "count": WIDTH // 2}),
         "own_ids": ("own_ids", [[m, USED], [m, USED]], {"first": EXPERTS // 2, "count": EXPERTS // 2}),
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
+        "add_parts": ("add_parts", [[n, m], [m]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
         "rope": ("rope", [[m, QKV], [m, SIZE], [m, QKV]], rotated),
         "sinusoid": ("sinusoid", [[m], [WIDTH // 2], row], {"offset": 0}),
@@ -108,7 +109,7 @@ def cases() -> dict[str, Case]:
         found[f"copy_pages {kind}"] = ("copy_pages", [pool, [n], [n], [1]], {"kv_dtype": kind})
         found[f"store_keys {kind}"] = ("store_keys", [keys, pool, [n], [n], [1]], sizes)
     found |= _other_attention(heads)
-    assert {op for op, *_ in found.values()} == set(KERNELS | PLAIN)
+    assert {op for op, *_ in found.values()} == {*KERNELS, *PLAIN, ADD_PARTS}
     return found
 
 

@@ -200,7 +200,7 @@ def lower(module: tvm.IRModule, target: Target, tuned: Tuned | None = None) -> t
 def lower_with(module: tvm.IRModule, kernels: frozenset[str], make: Make, where: str) -> tvm.IRModule:
     """The same by kernels that `make` makes: of the ops named in `kernels` and of PLAIN, in a table in file `where`."""
     known = {f"relax.{name}" for name in PLAIN} | {ops.PREFIX + name for name in (*kernels, *STAYING)}
-    missing = sorted(_calls(module) - known)
+    missing = sorted(calls(module) - known)
     if missing:
         raise LlmcError(f"no kernel for {', '.join(missing)}; run the passes first, or add kernels in {where} KERNELS")
     return rewrite_functions(_Lower(module, make), module)
@@ -250,7 +250,7 @@ def kernel_calls(module: tvm.IRModule, plain: bool = True) -> dict[str, KernelCa
     return found
 
 
-def _calls(module: tvm.IRModule) -> set[str]:
+def calls(module: tvm.IRModule) -> set[str]:
     """Names of the operations a module calls, ours by their own names."""
     names: set[str] = set()
 

@@ -142,6 +142,7 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         *([("devices", _placement(manifest["devices"]))] if "devices" in manifest else []),
         ("variants", _variants(manifest)),
         ("runs here", _fit(manifest["machine"])),
+        *_exchange(manifest["machine"]),
         ("chat template", "yes" if manifest["chat_template"] else "no"),
         ("compiled by", compiler),
         ("size", words_for_bytes(manifest["bytes"])),
@@ -198,6 +199,14 @@ def _fit(machine: dict[str, Any]) -> str:
         return f"no: LLMC_VARIANT names none of {', '.join(fits)}"
     lacking = "; ".join(f"{name} needs {', '.join(flags)}" for name, flags in machine["missing"].items() if flags)
     return f"no: {lacking}"
+
+
+def _exchange(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how GPUs that share layers exchange what they have, where there are any."""
+    if "nccl" not in machine:
+        return []
+    slow = "through the host's memory (pip install nvidia-nccl-cu13: from GPU to GPU)"
+    return [("exchange", "from GPU to GPU, by NCCL" if machine["nccl"] else slow)]
 
 
 def _blocks(spec: dict[str, Any]) -> str:

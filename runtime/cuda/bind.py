@@ -36,20 +36,16 @@ def bind_to_device(
     """The cache, and name -> function of index arrays alone, as `bind_to_host` gives them.
 
     tokens_in: how many tokens the cache is for, when so many bytes of the device are free. collectives: of a worker,
-    which exchanges what its device has through the host. Raises ArtifactError when the library cannot be loaded,
-    LlmcError when the device has too little memory or fails.
+    which exchanges what its device has through the host, or by NCCL within a stage of GPUs. Raises ArtifactError when
+    the library cannot be loaded, LlmcError when the device has too little memory or fails.
     """
-    names, staging = artifact.manifest.functions, None
-    if collectives is not None:
-        staging = StagedMemory()
-        collectives.register(staging)
-    functions = library.load_functions(artifact, names)
+    staging, functions = _load(artifact, collectives)
     device = the_device()
     stored = device.ffi.Array(device.upload(weights, progress))
     pages = PagePool(artifact.manifest.kv, tokens_in(device.cudart.free_bytes()), partial(_pages, device))
     cache = device.ffi.Array([layer.tensor for layer in pages.layers])
     made: dict[str, Step] = {}
-    for name, function in zip(names, functions, strict=True):
+    for name, function in functions.items():
         bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
         if name in _FILLED_UP:
             most = _looked_at(artifact.manifest, name)
@@ -57,6 +53,31 @@ def bind_to_device(
         else:
             made[name] = partial(_call, device, function, bound, RESULTS.get(name))
     return pages, made
+
+
+def _load(
+    artifact: Artifact[Manifest], collectives: Collectives | None
+) -> tuple[StagedMemory | None, dict[str, Callable[..., Any]]]:
+    """By which tensors are exchanged through the host within a step, if any are, and name -> function."""
+    manifest, names = artifact.manifest, artifact.manifest.functions
+    if collectives is None:
+        return None, dict(zip(names, library.load_functions(artifact, names), strict=True))
+    assert isinstance(manifest, DeviceManifest)
+    staging, direct = StagedMemory(), None
+    collectives.register(staging)  # modules take what there is when they are loaded
+    if manifest.shared_by_gpus(manifest.ranks[manifest.rank].stage):
+        from llmc.runtime.cuda.exchange import ADD_PARTS, by_nccl
+
+        direct = by_nccl(collectives)
+    if direct is None:
+        return staging, dict(zip(names, library.load_functions(artifact, names), strict=True))
+    direct.register()
+    *functions, add_parts = library.load_functions(artifact, names, [ADD_PARTS])
+    direct.begin(the_device(), add_parts)
+    found: dict[str, Callable[..., Any]] = {}
+    for name, function in zip(names, functions, strict=True):
+        found[name] = partial(direct.within, name, function)
+    return staging if len(manifest.groups) > 1 else None, found
 
 
 def _looked_at(manifest: Manifest, name: str) -> int:

@@ -16,6 +16,7 @@ from llmc.runtime.loading.cuda import cudart_path
 
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
+_NOT_READY = 600  # cudaErrorNotReady
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what other threads ask of the device meanwhile does not end a capture
 
 Pointer = int  # an address, of host or device, or a handle
@@ -62,6 +63,25 @@ class Cudart:
             ctypes.c_int(kind), ctypes.c_void_p(stream),
         )  # fmt: skip
 
+    def copy_columns(
+        self, to: Pointer, to_pitch: int, source: Pointer, pitch: int, width: int, rows: int, stream: Pointer
+    ) -> None:
+        """Have `width` bytes of each of so many rows, `pitch` bytes apart, copied on the stream, within the device."""
+        self._call(
+            "cudaMemcpy2DAsync", ctypes.c_void_p(to), ctypes.c_size_t(to_pitch), ctypes.c_void_p(source),
+            ctypes.c_size_t(pitch), ctypes.c_size_t(width), ctypes.c_size_t(rows), ctypes.c_int(ON_DEVICE),
+            ctypes.c_void_p(stream),
+        )  # fmt: skip
+
+    def done(self, stream: Pointer) -> bool:
+        """Whether all that is on the stream is done."""
+        status: int = self._library.cudaStreamQuery(ctypes.c_void_p(stream))
+        if status == _NOT_READY:
+            self._library.cudaGetLastError()  # which it is no more than a query's answer
+            return False
+        self._check("cudaStreamQuery", status)
+        return True
+
     def wait(self, stream: Pointer) -> None:
         """Wait until all that is on the stream is done."""
         self._call("cudaStreamSynchronize", ctypes.c_void_p(stream))
@@ -102,7 +122,9 @@ class Cudart:
         return made.value or 0
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(*arguments)
+        self._check(name, getattr(self._library, name)(*arguments))
+
+    def _check(self, name: str, status: int) -> None:
         if status:
             said = self._library.cudaGetErrorString(status).decode(errors="replace")
             self._library.cudaGetLastError()  # so that TVM's next call does not find it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -37,12 +37,13 @@ class Device:
 
     TVM gives memory of a step to others as soon as the step has been put on the stream. So all models of a process have
     one stream (`the_device`), and who puts more than one thing on it holds `lock`. lent: results of steps that are read
-    when somebody wants them.
+    when somebody wants them. waits: how to wait where what is on the stream may never be done, as it waits for others.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.lent: WeakSet[Lent] = WeakSet()
+        self.waits: Callable[[Callable[[], bool]], None] | None = None
         self.ffi = library.import_ffi()
         self.cudart = Cudart()
         self.stream: Pointer = self.cudart.stream()
@@ -88,6 +89,8 @@ class Device:
     def read(self, tensor: Any) -> NDArray[Any]:
         """A tensor as an array of the host."""
         array = np.empty(tuple(tensor.shape), str(tensor.dtype))
+        if self.waits is not None:
+            self.wait()  # a copy to memory that is not pinned waits too, and is told nothing meanwhile
         if array.nbytes:
             self.cudart.copy(array.ctypes.data, tensor.data_ptr(), array.nbytes, TO_HOST, self.stream)
         self.wait()
@@ -101,7 +104,10 @@ class Device:
 
     def wait(self) -> None:
         """Wait until all that was asked for is done."""
-        self.cudart.wait(self.stream)
+        if self.waits is None:
+            self.cudart.wait(self.stream)
+        else:
+            self.waits(partial(self.cudart.done, self.stream))
 
 
 @cache

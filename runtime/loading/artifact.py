@@ -154,7 +154,10 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _machine(manifest: Package) -> dict[str, Any]:
-    """What this machine lacks for each variant, and which one it takes; of several devices, all have to have one."""
+    """What this machine lacks for each variant, and which one it takes; of several devices, all have to have one.
+
+    nccl: whether GPUs that share layers exchange by it, where there are any.
+    """
     arch, flags = cpu_arch(), cpu_flags()
     if not isinstance(manifest, DeviceManifest):
         missing = {v.name: missing_flags(v, arch, flags) for v in manifest.variants}
@@ -165,7 +168,11 @@ def _machine(manifest: Package) -> dict[str, Any]:
         taken.append(fitting_variant(own, variants_besides(manifest.ranks, number)))
         missing |= {name: lacks for name, lacks in own.items() if not missing.get(name)}
     names = list(dict.fromkeys(filter(None, taken)))
-    return {"arch": arch, "variant": ", ".join(names) if all(taken) else None, "missing": missing}
+    shared = any(map(manifest.shared_by_gpus, range(len(manifest.groups))))
+    return {
+        "arch": arch, "variant": ", ".join(names) if all(taken) else None, "missing": missing,
+        **({"nccl": cuda.nccl() is not None} if shared else {}),
+    }  # fmt: skip
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

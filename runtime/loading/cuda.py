@@ -16,6 +16,8 @@ from llmc.runtime.loading.manifest import Device
 
 _DRIVER = "libcuda.so.1"
 _CUDART = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with
+_NCCL = "libnccl.so.2"
+NCCL_WISH = "LLMC_NCCL"  # in the environment; "0": GPUs exchange through the host's memory
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR of cuda.h
 
@@ -71,15 +73,30 @@ def lacking(device: Device, number: int | None = None) -> list[str]:
 
 def cudart_path() -> str:
     """CUDA's runtime library, as the system finds it; else that of the package nvidia-cuda-runtime, if it is there."""
+    return _found(_CUDART)
+
+
+def nccl() -> ctypes.CDLL | None:
+    """NCCL, as the system finds it, or that of the package nvidia-nccl-cu13; None where none is here, or wanted."""
+    if os.environ.get(NCCL_WISH) == "0":
+        return None
     try:
-        ctypes.CDLL(_CUDART)
+        return ctypes.CDLL(_found(_NCCL))
+    except OSError:
+        return None
+
+
+def _found(name: str) -> str:
+    """The path of a library in a package of NVIDIA's, where the system has none of this name."""
+    try:
+        ctypes.CDLL(name)
     except OSError:
         found = importlib.util.find_spec("nvidia")
         folders = [] if found is None else found.submodule_search_locations or []
         for folder in folders:
-            for path in sorted(Path(folder).glob(f"*/lib/{_CUDART}")):
+            for path in sorted(Path(folder).glob(f"*/lib/{name}")):
                 return str(path)
-    return _CUDART
+    return name
 
 
 def runs(arch: str, compute: tuple[int, int]) -> bool:

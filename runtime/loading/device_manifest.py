@@ -89,6 +89,11 @@ class DeviceManifest(Manifest):
         stages = sorted({each.stage for each in self.ranks})
         return tuple(tuple(r for r, each in enumerate(self.ranks) if each.stage == stage) for stage in stages)
 
+    def shared_by_gpus(self, stage: int) -> bool:
+        """Whether a stage has several devices, and all of them are GPUs."""
+        ranks = [self.ranks[rank] for rank in self.groups[stage]]
+        return len(ranks) > 1 and all(variant.device is not None for rank in ranks for variant in rank.variants)
+
     @property
     def elsewhere(self) -> frozenset[str]:
         """Files of other ranks."""

@@ -43,8 +43,13 @@ class _Process:
     pool = threading.local()  # .threads: the size set for the calling thread's pool
 
 
-def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callable[..., Any]]:
-    """Functions of the artifact's chosen library, such as `step`. Raises ArtifactError when it cannot be loaded."""
+def load_functions(
+    artifact: Artifact[Any], names: Sequence[str], kernels: Sequence[str] = ()
+) -> list[Callable[..., Any]]:
+    """Functions of the artifact's chosen library, such as `step`, and kernels that are called by themselves.
+
+    Raises ArtifactError when it cannot be loaded, or lacks one.
+    """
     manifest = artifact.manifest
     with _Process.lock:
         ffi = import_ffi()
@@ -56,9 +61,11 @@ def load_functions(artifact: Artifact[Any], names: Sequence[str]) -> list[Callab
             if artifact.variant.device is not None:
                 _load_cuda_runtime_of(artifact, artifact.variant.device.runtime)
                 places.insert(0, (_CUDA, _DEVICE_ID, _POOLED))
-            executable = ffi.load_module(str(artifact.path(name)))["vm_load_executable"]()
+            library = ffi.load_module(str(artifact.path(name)))
+            executable = library["vm_load_executable"]()
             executable["vm_initialization"](*itertools.chain(*places))
             functions: list[Callable[..., Any]] = [executable[name] for name in names]
+            functions += [library.get_function(name, query_imports=True) for name in kernels]
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             tvm = str(manifest.raw["compiler"].get("tvm"))[:40]

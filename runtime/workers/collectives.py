@@ -57,7 +57,7 @@ class Collectives:
     """
 
     def __init__(self, stage: Any, post: Any, wait: Wait, keep: Keep) -> None:
-        self._stage, self._post, self._wait, self._keep = stage, post, wait, keep
+        self._stage, self._post, self._keep, self.wait = stage, post, keep, wait
         self._others = [rank for rank in range(stage.size) if rank != stage.rank]
         self._memory: Memory
 
@@ -67,17 +67,31 @@ class Collectives:
         for name in ("all_reduce", "all_gather", "send", "recv"):
             ffi.register_global_func(f"llmc.{name}", getattr(self, name), override=True)
 
+    @property
+    def rank(self) -> int:
+        """Within the stage."""
+        return int(self._stage.rank)
+
+    @property
+    def size(self) -> int:
+        """How many the stage has."""
+        return int(self._stage.size)
+
+    def of_all(self, array: Array) -> list[Array]:
+        """What each worker of the stage gives, arrays of the host of one size; all call it at once."""
+        parts = [array] * self._stage.size
+        for rank in self._others:
+            parts[rank] = np.empty_like(array)
+        self._exchange([array] * len(parts), parts)
+        return parts
+
     def all_reduce(self, x: Any, group: int, out: Any) -> None:
         """The sum over the stage."""
         own, total = self._memory.given(x), self._memory.room(out)
         if len(self._others) > 1 and own.nbytes >= _SLICED_BYTES:
             self._add_slices(own.reshape(-1), total.reshape(-1))
         else:
-            parts = [own] * self._stage.size
-            for rank in self._others:
-                parts[rank] = np.empty_like(own)
-            self._exchange([own] * len(parts), parts)
-            _add(parts, total)
+            _add(self.of_all(own), total)
         self._memory.put(out, total)
 
     def all_gather(self, x: Any, group: int, width: int, out: Any) -> None:
@@ -110,7 +124,7 @@ class Collectives:
     def recv(self, like: Any, source: int, width: int, out: Any) -> None:
         """From a rank of a stage before."""
         array = self._memory.room(out)
-        self._wait(self._post.Irecv(array, source).Test)
+        self.wait(self._post.Irecv(array, source).Test)
         self._memory.put(out, array)
 
     def _add_slices(self, own: Array, total: Array) -> None:
@@ -127,7 +141,7 @@ class Collectives:
 
     def _exchange(self, to: list[Array], into: list[Array], statuses: Sequence[Any] = ()) -> None:
         """Send each of the others its array, and receive one from each; `statuses` are told what came, by rank."""
-        stage, others, wait = self._stage, self._others, self._wait
+        stage, others, wait = self._stage, self._others, self.wait
         coming = [stage.Irecv(into[rank], rank) for rank in others]
         going = [stage.Isend(to[rank], rank) for rank in others]
         for rank, request in zip(others, coming, strict=True):

@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import bf16_bits, f32, i32, launch
+from llmc.targets.cuda.launch import bf16_bits, f32, i32, launch, local
 from llmc.targets.cuda.target import CudaTarget
 
 THREADS = 256
@@ -204,6 +204,23 @@ def own_ids(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tir
         T.buffer_store(out, T.Select(tirx.all(own >= 0, own < count), own, i32(-1)), place)
 
     return column_kernel(["int32"] * 2, shapes, body, width=1 if len(shapes[0]) == 1 else None)
+
+
+def add_parts(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """parts (N, M) -> their sum (M,), added in their order, from any number of them."""
+    parts_count, count = shapes[0]
+    with IRBuilder() as builder, T.prim_func():
+        parts, total = arguments(["float32"] * 2, shapes)
+        blocks = T.floordiv(count + (THREADS - 1), THREADS)
+        with launch({"blockIdx.x": blocks, "threadIdx.x": THREADS}) as (block, thread):
+            place = block * THREADS + thread
+            with T.If(place < count), T.Then():
+                found = local((1,))
+                T.buffer_store(found, parts[0, place], [0])
+                with T.serial(1, parts_count) as part:
+                    T.buffer_store(found, found[0] + parts[part, place], [0])
+                T.buffer_store(total, found[0], [place])
+    return builder.get()
 
 
 def round_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.ops import PREFIX
 from llmc.targets.cuda import (
     attention,
     elementwise,
@@ -25,7 +26,7 @@ from llmc.targets.cuda import (
 )
 from llmc.targets.cuda.target import CudaTarget
 from llmc.targets.cuda.workspace import with_workspaces
-from llmc.targets.lower import fresh_shapes, lower_with
+from llmc.targets.lower import calls, fresh_shapes, lower_with
 
 Kernel = Callable[[CudaTarget, list[Any], dict[str, Any]], tirx.PrimFunc]
 
@@ -74,19 +75,34 @@ KERNELS: dict[str, Kernel] = {
 # Relax's own operations that are lowered as ours are.
 PLAIN: dict[str, Kernel] = {"add": elementwise.add, "concat": elementwise.concat}
 
+# What the runtime calls by name between GPUs that exchange (runtime/cuda/exchange.py), for any sizes.
+ADD_PARTS = "add_parts"
+
 
 def make_kernel(name: str, target: CudaTarget, shapes: list[list[Any]], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """The kernel of an op for these shapes (operands, then outputs). Raises LlmcError where there is none."""
-    made = (KERNELS | PLAIN).get(name)
+    made = (KERNELS | PLAIN | {ADD_PARTS: elementwise.add_parts}).get(name)
     if made is None:
         raise LlmcError(f"{name}: no CUDA kernel yet (docs/cuda.md lists those there are)")
     return made(target, fresh_shapes(shapes), attrs)
 
 
 def lower(module: tvm.IRModule, target: CudaTarget) -> tvm.IRModule:
-    """A module of packed ops -> the same over CUDA kernels. Raises LlmcError naming what there is no kernel for."""
-    return lower_with(
+    """A module of packed ops -> the same over CUDA kernels. Raises LlmcError naming what there is no kernel for.
+
+    Where devices exchange what they have, with ADD_PARTS.
+    """
+    made = lower_with(
         module, frozenset(KERNELS),
         lambda name, shapes, attrs: with_workspaces(make_kernel(name, target, shapes, attrs)),
         "targets/cuda/lower.py",
     )  # fmt: skip
+    if calls(module) & {f"{PREFIX}all_reduce", f"{PREFIX}all_gather"}:
+        made[ADD_PARTS] = add_parts(target).with_attr("global_symbol", ADD_PARTS)
+    return made
+
+
+def add_parts(target: CudaTarget) -> tirx.PrimFunc:
+    """ADD_PARTS, for any number of parts (N, M)."""
+    count, size = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    return make_kernel(ADD_PARTS, target, [[count, size], [size]], {})

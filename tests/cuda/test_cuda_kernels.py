@@ -15,7 +15,7 @@ from llmc.compiler.formats import FORMATS, from_bf16, to_bf16
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
-from llmc.targets.cuda.lower import KERNELS, make_kernel
+from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
@@ -88,6 +88,18 @@ def only(case: Case, rows: slice) -> Case:
 @pytest.mark.parametrize("op", sorted(set(KERNELS) & set(EVERY)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
     check(cut(EVERY[op](np.random.default_rng([seed, len(op)]))))
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 5), (3, 257), (8, 512)])
+def test_parts_are_added_in_their_order(count: int, size: int) -> None:
+    """What GPUs exchange, to the last bit as workers on CPUs add it."""
+    random = np.random.default_rng(size)
+    parts = floats(random, count, size) * np.float32(10.0) ** random.integers(-3, 4, (count, 1)).astype(np.float32)
+    wanted, total = parts[0].copy(), np.full(size, 77, np.float32)
+    for part in parts[1:]:
+        wanted += part
+    cuda_threads.run(add_parts(TARGET), [parts, total])
+    np.testing.assert_array_equal(total, wanted)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -32,12 +32,14 @@ def available() -> bool:
 
 
 def build(folder: Path) -> Path:
-    """Make libcudart.so.13 and libcuda.so.1 in a folder, which is for LD_LIBRARY_PATH; its path."""
+    """Make libcudart.so.13, libcuda.so.1 and libnccl.so.2 in a folder, which is for LD_LIBRARY_PATH; its path."""
     (folder / "versions").write_text(_VERSIONS)
     common = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     sources = [str(FOLDER / name) for name in ("runtime.cc", "driver.cc")]
     _run([*common, *sources, "-o", "libcudart.so.13", "-Wl,-soname,libcudart.so.13", "-Wl,--version-script,versions"],
          folder)  # fmt: skip
+    _run([*common, str(FOLDER / "nccl.cc"), "-o", "libnccl.so.2", "-Wl,-soname,libnccl.so.2",
+          "-l:libcudart.so.13", "-L.", "-Wl,-rpath,$ORIGIN"], folder)  # fmt: skip
     (folder / "empty.cc").write_text("")
     _run([*common, "empty.cc", "-o", "libcuda.so.1", "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed",
           "-l:libcudart.so.13", "-L.", "-Wl,-rpath,$ORIGIN"], folder)  # fmt: skip

@@ -6,6 +6,8 @@
 
 #include "runtime.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,13 +54,19 @@ size_t total_bytes() {
 
 Stream &stream_of(void *handle) { return handle ? *static_cast<Stream *>(handle) : null_stream; }
 
-void finish(Stream &stream) {
+// Do what is on the stream, up to what is not ready; whether all is done.
+bool advance(Stream &stream) {
   while (!stream.waiting.empty()) {
-    Work work = std::move(stream.waiting.front());
+    int status = failed ? failed : stream.waiting.front()();
+    if (status == EMULATED_NOT_READY) return false;
     stream.waiting.pop_front();
-    int status = failed ? failed : work();
     if (status && !failed) failed = status;
   }
+  return true;
+}
+
+void finish(Stream &stream) {
+  while (!advance(stream)) usleep(20);
 }
 
 void finish_all() {
@@ -137,9 +145,22 @@ int emulated_launch(const Launch &launch, void *stream) {
 
 int emulated_failure() { return failed; }
 
+int emulated_enqueue(void *stream, std::function<int()> work) {
+  Locked locked(lock);
+  return told(failed ? failed : enqueue(stream, std::move(work)));
+}
+bool emulated_holds(const void *at, size_t bytes) {
+  Locked locked(lock);
+  return within(device_memory, at, bytes);
+}
+void emulated_add(const char *what) {
+  Locked locked(lock);
+  counts[what]++;
+}
+
 extern "C" {
 
-// What tests ask for: how many "launches", "copies", "captures", "graphs", "allocations", "bytes to host" there
+// What tests ask for: how many "launches", "copies", "captures", "graphs", "allocations", "exchanges", "bytes to host" there
 // were; bytes are counted when they are copied, as often as a captured graph does it.
 long emulated_count(const char *what) {
   Locked locked(lock);
@@ -208,6 +229,20 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *st
   Locked locked(lock);
   return told(copy(to, from, bytes, kind, stream));
 }
+int cudaMemcpy2DAsync(
+    void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t rows, int kind, void *stream) {
+  Locked locked(lock);
+  if (!rows || !width) return OK;
+  if (kind != DEVICE_TO_DEVICE || width > pitch || width > to_pitch) return told(INVALID_VALUE);
+  if (!within(device_memory, to, to_pitch * (rows - 1) + width)) return told(INVALID_VALUE);
+  if (!within(device_memory, from, pitch * (rows - 1) + width)) return told(INVALID_VALUE);
+  counts["copies"]++;
+  return told(enqueue(stream, [=]() -> int {
+    for (size_t row = 0; row < rows; row++)
+      memmove(static_cast<char *>(to) + row * to_pitch, static_cast<const char *>(from) + row * pitch, width);
+    return OK;
+  }));
+}
 int cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t bytes, void *stream) {
   return cudaMemcpyAsync(to, from, bytes, DEVICE_TO_DEVICE, stream);
 }
@@ -231,6 +266,11 @@ int cudaStreamSynchronize(void *stream) {
   if (stream_of(stream).capture) return told(IN_CAPTURE);
   finish(stream_of(stream));
   return told(failed);
+}
+int cudaStreamQuery(void *stream) {
+  Locked locked(lock);
+  if (stream_of(stream).capture) return told(IN_CAPTURE);
+  return told(advance(stream_of(stream)) ? failed : EMULATED_NOT_READY);
 }
 int cudaStreamWaitEvent(void *, void *, unsigned) {
   Locked locked(lock);
