@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode, join
-from llmc.compiler.formats.plain import TILE, pieces
+from llmc.compiler.formats.plain import pieces, tiles_of
 from llmc.passes.quantize.gptq import compensate
 
 COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 
 Gram = NDArray[np.float32]
-
+Run = tuple[str, int, int]  # a weight, the first of some rows of it, and the one after the last
+Pack = Callable[[NDArray[np.float32]], NDArray[Any]]  # rows -> packed ones
 
 _PIECE = 1 << 21  # numbers of a matrix that are read at once: memory of 8 MB, which is used again
 _LET_GO_BYTES = 32 << 20  # read between two times that memory of the model's files is given back
@@ -65,8 +66,9 @@ class ModelSources:
     def pack(self, format: str, names: tuple[str, ...]) -> NDArray[Any]:
         """The packed tensor of matrices one under another."""
         kind = FORMATS[format]
-        if self._in_pieces(kind, names):
-            return self._packed_in_pieces(kind, names)
+        if self.in_pieces(kind, names):
+            runs = [(name, 0, self.model.tensors[name].shape[0]) for name in names]
+            return self.packed_in_pieces(kind, runs, self.model.tensors[names[0]].shape[1], kind.pack)
         if not isinstance(kind, BlockFormat):
             return kind.pack(self.stacked(names))
         quantized = self.quantized(kind, names)
@@ -74,27 +76,34 @@ class ModelSources:
         self.count(rows * columns)
         return encode(kind, quantized, rows, columns)
 
-    def _in_pieces(self, kind: Format, names: tuple[str, ...]) -> bool:
+    def in_pieces(self, kind: Format, names: tuple[str, ...]) -> bool:
         """Whether some rows can well be read and packed without the others, as where errors count alike."""
         tensors = [self.model.tensors[name] for name in names]
         return (
             self.grams.get(names[0]) is None
             and all(tensor.by_rows and len(tensor.shape) == 2 for tensor in tensors)
             and not all(tensor.kept == kind.name for tensor in tensors)
-            and not any(tensor.shape[0] % TILE for tensor in tensors[:-1])
         )
 
-    def _packed_in_pieces(self, kind: Format, names: tuple[str, ...]) -> NDArray[Any]:
-        """The same bytes; memory holds a few rows of the floats at a time."""
-        tensors = [self.model.tensors[name] for name in names]
-        columns = tensors[0].shape[1]
-        out = np.empty(kind.packed_shape(sum(tensor.shape[0] for tensor in tensors), columns), kind.dtype)
-        first = 0  # tile
-        for tensor in tensors:
-            for piece in pieces(tensor.shape[0], columns, _PIECE):
-                values = tensor.read_rows(piece.start, piece.stop)
-                packed = kind.pack(values)
-                out[first : first + len(packed)] = packed
-                first += len(packed)
-                self.count(values.nbytes)
+    def packed_in_pieces(self, kind: Format, runs: Sequence[Run], columns: int, pack: Pack) -> NDArray[Any]:
+        """Rows of `runs` one under another, of which `pack` makes packed ones of so many columns.
+
+        Memory holds a few rows of the floats at a time; the bytes are those of all at once.
+        """
+        rows, width = sum(end - begin for _, begin, end in runs), self.model.tensors[runs[0][0]].shape[1]
+        out = np.empty(kind.packed_shape(rows, columns), kind.dtype)
+        for piece in pieces(rows, width, _PIECE):
+            values = self._read_rows(runs, piece)
+            out[tiles_of(piece)] = pack(values)
+            self.count(values.nbytes)
         return out
+
+    def _read_rows(self, runs: Sequence[Run], piece: slice) -> NDArray[np.float32]:
+        """A piece of the rows of runs."""
+        first, found = 0, []
+        for name, begin, end in runs:
+            low, high = max(piece.start - first, 0), min(piece.stop - first, end - begin)
+            if low < high:
+                found.append(self.model.tensors[name].read_rows(begin + low, begin + high))
+            first += end - begin
+        return found[0] if len(found) == 1 else np.concatenate(found)

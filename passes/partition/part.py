@@ -27,9 +27,14 @@ class WeightShare:
         """Of the share."""
         return tuple(length(self.ranges) if axis == self.axis else size for axis, size in enumerate(self.whole))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the weight, as it is."""
+        return self.shape == self.whole and len(self.ranges) == 1
+
     def of(self, weight: NDArray[Any]) -> NDArray[Any]:
         """The share of the model's weight."""
-        if self.shape == self.whole and len(self.ranges) == 1:
+        if self.is_whole:
             return weight
         pieces = [np.arange(first, end) for first, end in self.ranges]
         return np.ascontiguousarray(weight.take(np.concatenate(pieces), axis=self.axis))

@@ -71,7 +71,7 @@ def test_a_matrix_stored_the_other_way_round_is_read_once(tiny_model: Callable[.
         turned = {name: tensor.by_rows for name, tensor in model.tensors.items() if len(tensor.shape) == 2}
         assert set(turned.values()) == {True, False}
         for name, by_rows in turned.items():
-            assert read._in_pieces(FORMATS["q8"], (name,)) == by_rows
+            assert read.in_pieces(FORMATS["q8"], (name,)) == by_rows
 
 
 def test_the_vocabulary_gets_more_bits_than_a_small_format_has(tiny: Path) -> None:

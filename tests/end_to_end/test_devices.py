@@ -17,10 +17,12 @@ from click.testing import CliRunner
 
 import llmc
 from llmc.cli_inspect import inspect_command
-from llmc.compiler.driver import compile_model
-from llmc.compiler.driver.devices import ShareSources
+from llmc.compiler.driver import compile_model, sources
+from llmc.compiler.driver.shares import ShareSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, dequantize
+from llmc.frontends.source import open_model
+from llmc.frontends.tensor import Tensor
 from llmc.passes.partition.part import WeightShare
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading.artifact import inspect, verify
@@ -127,6 +129,9 @@ class _Model:
     def quantized(self, format: Any, names: tuple[str, ...]) -> Any:
         return format.quantize(np.concatenate([self.weights[name] for name in names]))
 
+    def in_pieces(self, kind: Any, names: tuple[str, ...]) -> bool:
+        return False
+
     def count(self, count: int) -> None:
         pass
 
@@ -145,6 +150,31 @@ def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
     ):
         packed = ShareSources(_Model(weights), shares).pack(format, ("a", "b"))  # type: ignore[arg-type]
         np.testing.assert_array_equal(kind.unpack(packed, *expected.shape), expected)
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4"])
+def test_shares_read_in_pieces_are_packed_as_one(format: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several matrices, columns with the codes of their rows or, where they cut blocks, their own, and all."""
+    with open_model(folder) as model:
+        read, cut = sources.ModelSources(model), dict[str, Any]()
+        for name, axis, ranges in (
+            ("q", 0, ((8, 24), (0, 5))), ("k", 0, ((3, 17),)), ("down", 1, ((64, 128),)), ("o", 1, ((3, 40), (41, 60))),
+        ):  # fmt: skip
+            shape = model.tensors[f"layers.0.{name}"].shape
+            cut[f"layers.0.{name}"] = WeightShare(f"layers.0.{name}", shape, axis, ranges)
+        cut["embedding"] = WeightShare("embedding", (shape := model.tensors["embedding"].shape), 0, ((0, shape[0]),))
+        groups = [("layers.0.q", "layers.0.k"), ("layers.0.down",), ("layers.0.o",), ("embedding",)]
+        found = []
+        for piecewise in (False, True):
+            if piecewise:
+                monkeypatch.setattr(sources, "_PIECE", 1)  # a tile
+                monkeypatch.setattr(Tensor, "read", None)  # no matrix as a whole
+            else:
+                monkeypatch.setattr(read, "in_pieces", lambda kind, names: False)
+            found.append([ShareSources(read, cut).pack(format, names) for names in groups])
+            monkeypatch.undo()
+        for whole, pieces in zip(*found, strict=True):
+            np.testing.assert_array_equal(pieces, whole)
 
 
 @pytest.mark.mpi
