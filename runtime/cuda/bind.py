@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,48 +37,59 @@ def bind_to_device(
     """The cache, and name -> function of index arrays alone, as `bind_to_host` gives them.
 
     tokens_in: how many tokens the cache is for, when so many bytes of the device are free. collectives: of a worker,
-    which exchanges what its device has through the host, or by NCCL within a stage of GPUs. Raises ArtifactError when
-    the library cannot be loaded, LlmcError when the device has too little memory or fails.
+    which exchanges what its device has through the host, or with other GPUs by NCCL. Raises ArtifactError when the
+    library cannot be loaded, LlmcError when the device has too little memory or fails.
     """
-    staging, functions = _load(artifact, collectives)
+    loaded = _load(artifact, collectives)
     device = the_device()
     stored = device.ffi.Array(device.upload(weights, progress))
     pages = PagePool(artifact.manifest.kv, tokens_in(device.cudart.free_bytes()), partial(_pages, device))
     cache = device.ffi.Array([layer.tensor for layer in pages.layers])
     made: dict[str, Step] = {}
-    for name, function in functions.items():
+    for name, function in loaded.functions.items():
         bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
         if name in _FILLED_UP:
             most = _looked_at(artifact.manifest, name)
-            made[name] = DeviceStep(device, function, bound, len(pages.groups), pages.num_pages, most, staging)
+            made[name] = DeviceStep(
+                device, function, bound, len(pages.groups), pages.num_pages, most, loaded.staging, loaded.agree
+            )
         else:
             made[name] = partial(_call, device, function, bound, RESULTS.get(name))
     return pages, made
 
 
-def _load(
-    artifact: Artifact[Manifest], collectives: Collectives | None
-) -> tuple[StagedMemory | None, dict[str, Callable[..., Any]]]:
-    """By which tensors are exchanged through the host within a step, if any are, and name -> function."""
+@dataclass(frozen=True)
+class _Loaded:
+    """Functions by name. staging: by which tensors are exchanged through the host within a step, if any are. agree: of
+    GPUs that exchange by NCCL.
+    """
+
+    functions: dict[str, Callable[..., Any]]
+    staging: StagedMemory | None = None
+    agree: Callable[[bool], bool] | None = None
+
+
+def _load(artifact: Artifact[Manifest], collectives: Collectives | None) -> _Loaded:
+    """The library, with the collectives that it calls."""
     manifest, names = artifact.manifest, artifact.manifest.functions
     if collectives is None:
-        return None, dict(zip(names, library.load_functions(artifact, names), strict=True))
-    assert isinstance(manifest, DeviceManifest)
-    staging, direct = StagedMemory(), None
-    collectives.register(staging)  # modules take what there is when they are loaded
-    if manifest.shared_by_gpus(manifest.ranks[manifest.rank].stage):
-        from llmc.runtime.cuda.exchange import ADD_PARTS, by_nccl
+        return _Loaded(dict(zip(names, library.load_functions(artifact, names), strict=True)))
+    from llmc.runtime.cuda.exchange import ADD_PARTS, by_nccl
 
-        direct = by_nccl(collectives)
+    assert isinstance(manifest, DeviceManifest)
+    staging = StagedMemory()
+    collectives.register(staging)  # modules take what there is when they are loaded
+    direct = by_nccl(manifest, collectives)
     if direct is None:
-        return staging, dict(zip(names, library.load_functions(artifact, names), strict=True))
+        return _Loaded(dict(zip(names, library.load_functions(artifact, names), strict=True)), staging)
     direct.register()
-    *functions, add_parts = library.load_functions(artifact, names, [ADD_PARTS])
-    direct.begin(the_device(), add_parts)
-    found: dict[str, Callable[..., Any]] = {}
-    for name, function in zip(names, functions, strict=True):
-        found[name] = partial(direct.within, name, function)
-    return staging if len(manifest.groups) > 1 else None, found
+    kernels = [ADD_PARTS] if collectives.stage.size > 1 else []
+    found = library.load_functions(artifact, names, kernels)
+    direct.begin(the_device(), found[-1] if kernels else None)
+    functions: dict[str, Callable[..., Any]] = {}
+    for name, function in zip(names, found, strict=False):
+        functions[name] = partial(direct.within, name, function)
+    return _Loaded(functions, None if direct.has_all else staging, direct.agree)
 
 
 def _looked_at(manifest: Manifest, name: str) -> int:

@@ -48,12 +48,13 @@ class DeviceStep:
 
     function: of index arrays, and then `bound`, tensors of the device. groups: of layers, with a list of pages each.
     spare: the first of the pages that stand for nobody. most: results that are looked at. staging: by which workers
-    exchange tensors in the midst of the step, which then is run as it is each time.
+    exchange tensors in the midst of the step, which then is run as it is each time. agree: whether all who exchange
+    otherwise have captured a step, when one has, or has not.
     """
 
     def __init__(
         self, device: Device, function: Callable[..., Any], bound: tuple[Any, ...], groups: int, spare: int, most: int,
-        staging: StagedMemory | None = None,
+        staging: StagedMemory | None = None, agree: Callable[[bool], bool] | None = None,
     ) -> None:  # fmt: skip
         self._device = device
         self._function = function
@@ -62,6 +63,7 @@ class DeviceStep:
         self._spare = spare
         self._most = most
         self._staging = staging
+        self._agree = agree
         self._item = device.ffi.get_global_func("ffi.ArrayGetItem")
         self._index = Pinned(device.cudart, _INDEX_BYTES)
         self._index_tensor = device.tensor((_INDEX_BYTES // 4,), I32_TYPE, "the index arrays")
@@ -144,6 +146,16 @@ class DeviceStep:
         for _ in range(2):
             self._put(sizes)
         device.wait()
+        captured = self._noted_down(sizes)
+        if self._agree is not None and not self._agree(captured is not None):
+            return None
+        if captured is not None:
+            self._captured[sizes] = captured
+        return captured
+
+    def _noted_down(self, sizes: Sizes) -> Captured | None:
+        """The step; None where the device does not do it."""
+        device = self._device
         device.cudart.begin_capture(device.stream)
         try:
             tensors = self._put(sizes)
@@ -157,7 +169,7 @@ class DeviceStep:
         except (LlmcError, RuntimeError):  # TVM's are RuntimeErrors; run as it is, it fails again if it is at fault
             device.cudart.abandon_capture(device.stream)
             return None
-        captured = self._captured[sizes] = Captured(graph, tensors, results, places)
+        captured = Captured(graph, tensors, results, places)
         free_with(captured, device.cudart.free_graph, graph)
         return captured
 

@@ -156,7 +156,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _machine(manifest: Package) -> dict[str, Any]:
     """What this machine lacks for each variant, and which one it takes; of several devices, all have to have one.
 
-    nccl: whether GPUs that share layers exchange by it, where there are any.
+    nccl: whether GPUs exchange by it, where GPUs alone do: all of them, or those of a stage.
     """
     arch, flags = cpu_arch(), cpu_flags()
     if not isinstance(manifest, DeviceManifest):
@@ -168,10 +168,10 @@ def _machine(manifest: Package) -> dict[str, Any]:
         taken.append(fitting_variant(own, variants_besides(manifest.ranks, number)))
         missing |= {name: lacks for name, lacks in own.items() if not missing.get(name)}
     names = list(dict.fromkeys(filter(None, taken)))
-    shared = any(map(manifest.shared_by_gpus, range(len(manifest.groups))))
+    among_gpus = manifest.all_gpus or any(map(manifest.shared_by_gpus, range(len(manifest.groups))))
     return {
         "arch": arch, "variant": ", ".join(names) if all(taken) else None, "missing": missing,
-        **({"nccl": cuda.nccl() is not None} if shared else {}),
+        **({"nccl": cuda.nccl() is not None} if among_gpus else {}),
     }  # fmt: skip
 
 

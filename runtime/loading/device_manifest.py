@@ -71,6 +71,11 @@ class Rank:
         return "" if kind.isdecimal() else kind
 
     @property
+    def is_gpu(self) -> bool:
+        """Whether its code is for a GPU."""
+        return all(variant.device is not None for variant in self.variants)
+
+    @property
     def number(self) -> int:
         """Which device of its kind."""
         return int(self.device.rpartition(":")[2])
@@ -89,10 +94,15 @@ class DeviceManifest(Manifest):
         stages = sorted({each.stage for each in self.ranks})
         return tuple(tuple(r for r, each in enumerate(self.ranks) if each.stage == stage) for stage in stages)
 
+    @property
+    def all_gpus(self) -> bool:
+        """Whether all devices are GPUs."""
+        return all(each.is_gpu for each in self.ranks)
+
     def shared_by_gpus(self, stage: int) -> bool:
         """Whether a stage has several devices, and all of them are GPUs."""
         ranks = [self.ranks[rank] for rank in self.groups[stage]]
-        return len(ranks) > 1 and all(variant.device is not None for rank in ranks for variant in rank.variants)
+        return len(ranks) > 1 and all(each.is_gpu for each in ranks)
 
     @property
     def elsewhere(self) -> frozenset[str]:

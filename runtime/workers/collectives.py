@@ -49,6 +49,33 @@ class HostMemory:
         """It is there."""
 
 
+class Group:
+    """Workers that send each other arrays of the host. `wait` comes back when what it is given says so."""
+
+    def __init__(self, communicator: Any, wait: Wait) -> None:
+        self._communicator, self.wait = communicator, wait
+        self.rank, self.size = int(communicator.rank), int(communicator.size)
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
+
+    def of_all(self, array: Array) -> list[Array]:
+        """What each gives, arrays of one size; all call it at once."""
+        parts = [array] * self.size
+        for rank in self.others:
+            parts[rank] = np.empty_like(array)
+        self.exchange([array] * len(parts), parts)
+        return parts
+
+    def exchange(self, to: list[Array], into: list[Array], statuses: Sequence[Any] = ()) -> None:
+        """Send each of the others its array, and receive one from each; `statuses` are told what came, by rank."""
+        communicator, others, wait = self._communicator, self.others, self.wait
+        coming = [communicator.Irecv(into[rank], rank) for rank in others]
+        going = [communicator.Isend(to[rank], rank) for rank in others]
+        for rank, request in zip(others, coming, strict=True):
+            wait(partial(request.Test, statuses[rank]) if statuses else request.Test)
+        for request in going:
+            wait(request.Test)
+
+
 class Collectives:
     """What a worker does with those of its stage, and with the stages before and behind.
 
@@ -57,8 +84,8 @@ class Collectives:
     """
 
     def __init__(self, stage: Any, post: Any, wait: Wait, keep: Keep) -> None:
-        self._stage, self._post, self._keep, self.wait = stage, post, keep, wait
-        self._others = [rank for rank in range(stage.size) if rank != stage.rank]
+        self.stage, self.everyone = Group(stage, wait), Group(post, wait)
+        self._post, self._wait, self._keep = post, wait, keep
         self._memory: Memory
 
     def register(self, memory: Memory) -> None:
@@ -67,44 +94,26 @@ class Collectives:
         for name in ("all_reduce", "all_gather", "send", "recv"):
             ffi.register_global_func(f"llmc.{name}", getattr(self, name), override=True)
 
-    @property
-    def rank(self) -> int:
-        """Within the stage."""
-        return int(self._stage.rank)
-
-    @property
-    def size(self) -> int:
-        """How many the stage has."""
-        return int(self._stage.size)
-
-    def of_all(self, array: Array) -> list[Array]:
-        """What each worker of the stage gives, arrays of the host of one size; all call it at once."""
-        parts = [array] * self._stage.size
-        for rank in self._others:
-            parts[rank] = np.empty_like(array)
-        self._exchange([array] * len(parts), parts)
-        return parts
-
     def all_reduce(self, x: Any, group: int, out: Any) -> None:
         """The sum over the stage."""
         own, total = self._memory.given(x), self._memory.room(out)
-        if len(self._others) > 1 and own.nbytes >= _SLICED_BYTES:
+        if len(self.stage.others) > 1 and own.nbytes >= _SLICED_BYTES:
             self._add_slices(own.reshape(-1), total.reshape(-1))
         else:
-            _add(self.of_all(own), total)
+            _add(self.stage.of_all(own), total)
         self._memory.put(out, total)
 
     def all_gather(self, x: Any, group: int, width: int, out: Any) -> None:
         """Columns side by side."""
         own, whole = self._memory.given(x), self._memory.room(out)
         rows, columns = own.shape
-        parts = [np.empty(rows * (width - columns), own.dtype) for _ in range(self._stage.size)]
+        parts = [np.empty(rows * (width - columns), own.dtype) for _ in range(self.stage.size)]
         statuses = [mpi().Status() for _ in parts]
-        self._exchange([own] * len(parts), parts, statuses)
+        self.stage.exchange([own] * len(parts), parts, statuses)
         counts = [status.Get_count(mpi().FLOAT) for status in statuses]  # which tell how many columns each has
         start = 0
         for rank, (part, count) in enumerate(zip(parts, counts, strict=True)):
-            each = own if rank == self._stage.rank else part[:count].reshape(rows, -1)
+            each = own if rank == self.stage.rank else part[:count].reshape(rows, -1)
             if start + each.shape[1] <= width:
                 whole[:, start : start + each.shape[1]] = each
             start += each.shape[1]
@@ -124,30 +133,20 @@ class Collectives:
     def recv(self, like: Any, source: int, width: int, out: Any) -> None:
         """From a rank of a stage before."""
         array = self._memory.room(out)
-        self.wait(self._post.Irecv(array, source).Test)
+        self._wait(self._post.Irecv(array, source).Test)
         self._memory.put(out, array)
 
     def _add_slices(self, own: Array, total: Array) -> None:
         """Each adds a slice of all, and gives the sum to all: (n - 1) / n of x is sent twice, not n - 1 times."""
-        size = self._stage.size
+        size = self.stage.size
         ends = [own.size * rank // size for rank in range(size + 1)]
         slices = [slice(first, end) for first, end in zip(ends, ends[1:], strict=False)]
-        mine = slices[self._stage.rank]
+        mine = slices[self.stage.rank]
         parts = [np.empty_like(total[mine]) for _ in slices]
-        parts[self._stage.rank] = own[mine]
-        self._exchange([own[each] for each in slices], parts)
+        parts[self.stage.rank] = own[mine]
+        self.stage.exchange([own[each] for each in slices], parts)
         _add(parts, total[mine])
-        self._exchange([total[mine]] * size, [total[each] for each in slices])
-
-    def _exchange(self, to: list[Array], into: list[Array], statuses: Sequence[Any] = ()) -> None:
-        """Send each of the others its array, and receive one from each; `statuses` are told what came, by rank."""
-        stage, others, wait = self._stage, self._others, self.wait
-        coming = [stage.Irecv(into[rank], rank) for rank in others]
-        going = [stage.Isend(to[rank], rank) for rank in others]
-        for rank, request in zip(others, coming, strict=True):
-            wait(partial(request.Test, statuses[rank]) if statuses else request.Test)
-        for request in going:
-            wait(request.Test)
+        self.stage.exchange([total[mine]] * size, [total[each] for each in slices])
 
 
 def _add(parts: list[Array], total: Array) -> None:

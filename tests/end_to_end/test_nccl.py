@@ -42,22 +42,31 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for two GPUs that have unequal shares of its heads; whole.llmc beside it is for one CPU."""
-    folder, exact = tmp_path_factory.mktemp("nccl"), {"quant": "q8", "kv": "f32", "activations": "f32"}
-    source = tiny_llama(num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
-    compile_model(source, folder / "whole.llmc", **exact)  # type: ignore[arg-type]
-    with emulated.compiling():
-        compile_model(
-            source, folder / "pair.llmc", target=TARGET, devices="cuda:0&cuda:1", split="3:1", **exact  # type: ignore[arg-type]
-        )  # fmt: skip
-    return folder / "pair.llmc"
+def source(tiny_llama: Callable[..., Path]) -> Path:
+    """A random model."""
+    return tiny_llama(num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
 
 
 @pytest.fixture(scope="module")
-def wanted(pair: Path) -> list[int]:
+def pair(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It for two GPUs that have unequal shares of its heads."""
+    return compiled(source, "cuda:0&cuda:1", tmp_path_factory.mktemp("nccl") / "pair.llmc", split="3:1")
+
+
+def compiled(source: Path, devices: str | None, path: Path, **more: Any) -> Path:
+    """The model for emulated devices, or one CPU."""
+    with emulated.compiling():
+        compile_model(
+            source, path, target="cpu" if devices is None else TARGET, devices=devices, quant="q8", kv="f32",
+            activations="f32", **more,
+        )  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
     """What one CPU answers."""
-    with llmc.load(pair.with_name("whole.llmc")) as model:
+    with llmc.load(compiled(source, None, tmp_path_factory.mktemp("one") / "one.llmc")) as model:
         return list(model.generate(PROMPT, max_tokens=NEW_TOKENS, ignore_eos=True).ids)
 
 
@@ -104,6 +113,15 @@ def test_steps_with_exchanges_are_captured(pair: Path, wanted: list[int], device
     found = answered(pair, device)
     assert found["ids"] == [wanted] * 3
     assert found["exchanges"] > 3 * NEW_TOKENS
+    assert found["graphs"] >= 2 * NEW_TOKENS
+
+
+def test_steps_of_stages_are_captured(
+    source: Path, wanted: list[int], device: dict[str, str], tmp_path: Path
+) -> None:  # fmt: skip
+    found = answered(compiled(source, "cuda:0;cuda:1", tmp_path / "stages.llmc"), device)
+    assert found["ids"] == [wanted] * 3
+    assert found["exchanges"] >= 3 * NEW_TOKENS
     assert found["graphs"] >= 2 * NEW_TOKENS
 
 
