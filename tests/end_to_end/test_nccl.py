@@ -103,6 +103,11 @@ def test_collectives_of_devices(size: int, device: dict[str, str], tmp_path: Pat
     module.export_library(str(folder / "kernels.so"))
     for name in (RUNTIME, CUDA_RUNTIME):
         copy_runtime(find_runtime("x86_64", None, name), folder, name)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "gpu" / "check_nccl.py"), str(tmp_path)],
+        env=device, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("right")) == (0, 4), done.stdout + done.stderr
     case = ROOT / "runtime" / "nccl_case.py"
     command = [str(MPIRUN), "-n", str(size), sys.executable, str(case), str(folder)]
     done = subprocess.run(command, env=device, capture_output=True, text=True, timeout=120, check=False)

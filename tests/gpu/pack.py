@@ -36,7 +36,7 @@ from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, RUNTIME, copy_runtime
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.build import compile_kernels
-from llmc.targets.cuda.lower import KERNELS, make_kernel
+from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 
 SHAPE_FORMATS = ("bf16", "q8", "q4", "c3h")
@@ -76,7 +76,7 @@ def write_kernels(
         }
         np.savez_compressed(folder / f"{name}.npz", **arrays, **{f"output_{i}": each for i, each in enumerate(outputs)})
         entries.append({"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": tolerance(case, outputs)})
-    module, _ = compile_kernels(functions, target)
+    module, _ = compile_kernels(functions | {ADD_PARTS: add_parts(target)}, target)
     module.export_library(str(folder / "kernels.so"))
     (folder / "cases.json").write_text(json.dumps(entries, indent=1))
     for name in (RUNTIME, CUDA_RUNTIME):

@@ -4,8 +4,8 @@
 #
 #   tests/gpu/run_all.sh [PACK [OUT]]      build/gpu and build/gpu-results unless given
 #
-# Kernels against their meaning, models against the CPU, then times. One table on the screen; OUT has it, and the JSON of
-# each part. Ends with 1 if something differs.
+# Kernels against their meaning, what goes by NCCL, models against the CPU, then times. One table on the screen; OUT has
+# it, and the JSON of each part. Ends with 1 if something differs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 pack=${1:-build/gpu}
@@ -26,6 +26,7 @@ part() {
 {
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2> /dev/null
   part check_kernels
+  part check_nccl
   part check_models
   part time_models
   [ "$failed" = 0 ]

@@ -56,6 +56,20 @@ socklen_t address_of(const Id &id, int rank, sockaddr_un &address) {
 
 bool whole(int from, int *value) { return recv(from, value, sizeof *value, MSG_WAITALL) == sizeof *value; }
 
+// What the group sends to its own rank goes to what it receives from there, in order. False: they are not as many.
+bool to_itself(Group &group) {
+  std::vector<Piece *> sent, received;
+  for (Piece &piece : group.pieces)
+    if (piece.peer == group.communicator->rank) (piece.send ? sent : received).push_back(&piece);
+  if (sent.size() != received.size()) return false;
+  for (size_t i = 0; i < sent.size(); i++) {
+    if (sent[i]->bytes != received[i]->bytes) return false;
+    memcpy(received[i]->at, sent[i]->at, sent[i]->bytes);
+    sent[i]->done = received[i]->done = sent[i]->bytes;
+  }
+  return true;
+}
+
 // Sends or receives what it can; whether all of the piece has been.
 bool advance(Communicator &communicator, Piece &piece) {
   int way = communicator.sockets[piece.peer];
@@ -71,7 +85,7 @@ bool advance(Communicator &communicator, Piece &piece) {
 
 int put(bool send, const void *at, size_t count, int type, int peer, void *communicator, void *stream) {
   auto *own = static_cast<Communicator *>(communicator);
-  if (type != BYTE || peer < 0 || peer >= int(own->sockets.size()) || peer == own->rank) return INVALID_ARGUMENT;
+  if (type != BYTE || peer < 0 || peer >= int(own->sockets.size())) return INVALID_ARGUMENT;
   if (!depth || !emulated_holds(at, count)) return INVALID_USAGE;
   group.communicator = own, group.stream = stream;
   group.pieces.push_back({send, static_cast<char *>(const_cast<void *>(at)), count, peer, 0});
@@ -134,6 +148,7 @@ int ncclGroupEnd() {
   auto work = std::make_shared<Group>(std::move(group));
   group = Group();
   return emulated_enqueue(work->stream, [work]() -> int {
+    if (!to_itself(*work)) return INVALID_USAGE;
     bool done = true;
     for (Piece &piece : work->pieces) done = advance(*work->communicator, piece) && done;
     if (!done && !work->communicator->aborted) return EMULATED_NOT_READY;
