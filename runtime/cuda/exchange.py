@@ -48,9 +48,8 @@ class DeviceCollectives:
         self._communicator, self._group, self._within_stage = communicator, group, host.stage
         self._stage, self._rank, self._size = stage, host.stage.rank, host.stage.size
         self.has_all = group is host.everyone
-        self._rooms: defaultdict[int, list[Any]] = defaultdict(
-            list
-        )  # the last is the greatest; captured steps know others
+        # The last of each is the greatest; captured steps know others.
+        self._rooms: defaultdict[int, list[Any]] = defaultdict(list)
         self._name, self._calls = "", itertools.count()
         self._widths: dict[tuple[str, int], list[int]] = {}
         self._leaving: list[tuple[int, Piece]] = []
