@@ -154,6 +154,22 @@ def test_a_killed_worker_is_named_though_the_other_waits_on_its_device(
     assert not workers_of(pair)
 
 
+@pytest.mark.parametrize(
+    ("more", "direct"), [({}, True), ({"LLMC_NCCL": "0"}, False), ({"LD_LIBRARY_PATH": ""}, False)]
+)
+def test_inspect_says_how_gpus_exchange(
+    more: dict[str, str], direct: bool, pair: Path, device: dict[str, str]
+) -> None:  # fmt: skip
+    for options in ([], ["--json"]):
+        done = subprocess.run(
+            [*LLMC, "inspect", str(pair), *options], env=device | more, capture_output=True, text=True, check=True
+        )
+        if options:
+            assert json.loads(done.stdout)["machine"]["nccl"] is direct
+        else:
+            assert ("from GPU to GPU, by NCCL" if direct else "pip install nvidia-nccl-cu13") in done.stdout
+
+
 def test_what_nccl_says_is_said(pair: Path, device: dict[str, str]) -> None:
     done = subprocess.run(
         [*LLMC, "run", "--devices", str(pair), "abc", "--raw", "--max-tokens", "2"],
