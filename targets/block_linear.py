@@ -16,6 +16,7 @@ from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
 from llmc.targets import tiles
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.target import Target
 from llmc.targets.vector import dot4, f32, fma, i32, splat
 
@@ -131,17 +132,37 @@ def _dots(reader: Tile, codes: Any, start: Any, groups: int, words: Iterator[Any
     """Integer dots of `groups` groups of four columns from group `start` on: one int32 register a row."""
     if rows == tiles.ROWS:
         return tiles.dots(codes, row, start, list(islice(words, groups)))
+    target, top = reader.target, _top(reader.format)
+    run = sums_of_pairs(target, top)
+    if run > 1:
+        return _dots_of_pairs(target, codes, start, groups, words, row, rows, run)
     dots = zeros(rows, "int32")
     for group in range(groups):
         word = next(words)
         for r in range(rows):
-            put(dots, r, dot4(reader.target, get(dots, r), word, codes[row + r, start + group], _wide(reader.format)))
+            put(dots, r, dot4(target, get(dots, r), word, codes[row + r, start + group], wide=top > 127))
     return dots
 
 
-def _wide(format: BlockFormat) -> bool:
-    """Whether value bytes may be above 127."""
-    return (format.top if format.values is None else int(format.values.max())) > 127
+def _dots_of_pairs(
+    target: Target, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int, run: int
+) -> Any:
+    """`_dots` with sums of `run` groups in 16 bits before they are widened."""
+    dots = zeros(rows, "int32")
+    for first in range(0, groups, run):
+        sums = zeros(rows, "int32")
+        for group in range(first, min(first + run, groups)):
+            word = next(words)
+            for r in range(rows):
+                put(sums, r, add_pairs(target, get(sums, r), word, codes[row + r, start + group]))
+        for r in range(rows):
+            put(dots, r, get(dots, r) + pairs_added(target, get(sums, r)))
+    return dots
+
+
+def _top(format: BlockFormat) -> int:
+    """The greatest value byte."""
+    return format.top if format.values is None else int(format.values.max())
 
 
 def _finish(reader: Tile, acc: Any, rows: int) -> Any:

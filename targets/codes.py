@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, places
+from llmc.targets.narrow import base_of, digits
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, held, i32, lanes, lookup, permutes_bytes, prefetch, splat, widen_f16
 
@@ -79,11 +80,15 @@ class Tile:
         Emitted as they are asked for, so that few are alive at a time.
         """
         table = self.format.values
+        base = 0 if table is None or permutes_bytes(self.target) else base_of(self.target, table)
         for unit in range(CHUNK // self.format.unit):
             for code in self.codes(chunk, unit):
                 word = held(code, "int32")
                 if table is None:
                     yield word
+                    continue
+                if base:
+                    yield from (held(digit, "int32") for digit in digits(base, word))
                     continue
                 for column in table.reshape(len(table), -1).T:
                     yield held(lookup(self.target, column, word), "int32")

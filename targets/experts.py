@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
 from llmc.targets.arguments import arguments
 from llmc.targets.linear import MORE_ROWS, get, group_rows, in_groups
+from llmc.targets.parallel import parallel
 from llmc.targets.reductions import PER_WORD, reduction
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, fma, i32, lanes, registers, splat
@@ -142,7 +143,7 @@ def _frame(
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments(dtypes, shapes)
         emit, ids, out, rows = body(buffers), buffers[ids_at], buffers[-1], shapes[0][0]
-        with T.parallel(0, int(attrs["width"]) // TILE) as tile:
+        with parallel(target, int(attrs["width"]) // TILE) as tile:
             if nobody is None:
                 with T.serial(0, rows) as row:
                     T.buffer_store(out, splat(f32(0)), [row, lanes(tile * TILE)])

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
+from llmc.targets.parallel import parallel
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     DOT_BF16,
@@ -110,7 +111,7 @@ def template(
         rows = shapes[0][0]
         reduce = body(buffers)
         size = target.knobs.row_block
-        with T.serial(0, T.ceildiv(rows, size)) as block, T.parallel(0, tiles) as tile:
+        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles) as tile:
             start = block * size
 
             def group(row: Any, count: int, tile: Any = tile, start: Any = start) -> None:

@@ -57,6 +57,30 @@ def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: boo
     return joined([dot(a, w) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
 
 
+def sums_of_pairs(target: Target, top: int) -> int:
+    """How many dots of four columns, of weights up to `top`, may be summed in 16 bits first; 1: that saves nothing."""
+    if target.has("avx_vnni") or target.has("avx512_vnni") or not target.has("avx2"):
+        return 1
+    return max(1, (2**15 - 1) // (2 * 128 * top))
+
+
+def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
+    """`byte_dot` before the pairs of a word are added: sums, each word two int16, + the products' (int32x16 all)."""
+    count = 1 if target.has("avx512bw") else 2
+    x = _as(T.broadcast(activations, LANES // count), f"int8x{4 * LANES // count}")
+    return joined([
+        _as(_as(a, f"int16x{2 * LANES // count}") + _pmaddubsw(w, x, LANES // count), f"int32x{LANES // count}")
+        for a, w in zip(split(sums, count), split(weights, count), strict=True)
+    ])  # fmt: skip
+
+
+def pairs_added(target: Target, sums: Any) -> Any:
+    """int32x16: the two int16 of each word of `sums` added."""
+    count = 1 if target.has("avx512bw") else 2
+    lanes = LANES // count
+    return joined([_pmaddwd(part, _all(1, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
+
+
 def _form(target: Target, wide: bool) -> tuple[int, Callable[[Any, int], Dot]]:
     """The number of registers, and what makes the dot with a splat word of activations."""
     if target.has("avx_vnni"):
@@ -86,13 +110,17 @@ def _pmaddwd(a: Any, b: Any, lanes: int) -> Any:
     return _call(_PMADDWD[lanes], f"int32x{lanes}", *halves)
 
 
+def _pmaddubsw(weights: Any, activations: Any, lanes: int) -> Any:
+    """Products of unsigned bytes (int32 words) and signed ones, summed in pairs to int16, saturated."""
+    return _call(_PMADDUBSW[lanes], f"int16x{2 * lanes}", _as(weights, f"int8x{4 * lanes}"), activations)
+
+
 def _pairs_of_bytes(activations: Any, lanes: int) -> Dot:
     """`vpmaddubsw` sums two products into 16 bits and saturates: 2 * 127 * 127 fits, so not for wide weights."""
     x = _as(activations, f"int8x{4 * lanes}")
 
     def dot(acc: Any, w: Any) -> Any:
-        pairs = _call(_PMADDUBSW[lanes], f"int16x{2 * lanes}", _as(w, f"int8x{4 * lanes}"), x)
-        return acc + _pmaddwd(pairs, _all(1, 2 * lanes, "int16"), lanes)
+        return acc + _pmaddwd(_pmaddubsw(w, x, lanes), _all(1, 2 * lanes, "int16"), lanes)
 
     return dot
 
@@ -159,6 +187,35 @@ def byte_lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
     return joined([_by_shuffles(table, part) for part in split(codes, 2)])
 
 
+def base_of(target: Target, table: NDArray[np.uint8]) -> int:
+    """n where (entries, 2) bytes are their places' two digits in base n, low first, and dividing beats looking up."""
+    base = int(table.max()) + 1
+    places = np.arange(len(table))
+    if target.arch != "x86_64" or table.ndim != 2 or len(table) > base * base:
+        return 0
+    return base if np.array_equal(table, np.stack([places % base, places // base], axis=1)) else 0
+
+
+def digits(base: int, codes: Any) -> tuple[Any, Any]:
+    """Each byte's two digits, low and high: codes (int32x16 words) below 128 and base^2.
+
+    A word of 16 bits times 65536 / base, rounded up, has the upper byte's quotient in its upper byte of 16 above: what
+    the lower byte adds is less than one of the upper.
+    """
+    words = _as(codes, "uint16x32")
+
+    def quotient(x: Any) -> Any:
+        wide = T.cast(x, "uint32x32") * _all(-(-65536 // base), 32, "uint32")
+        return T.cast(T.shift_right(wide, _all(16, 32, "uint32")), "uint16x32")
+
+    def masked(x: Any, mask: int) -> Any:
+        return T.bitwise_and(x, _all(mask, 32, "uint16"))
+
+    high = T.bitwise_or(quotient(masked(words, 0x00FF)), masked(quotient(words), 0xFF00))
+    low = words - high * _all(base, 32, "uint16")
+    return _as(low, "int32x16"), _as(high, "int32x16")
+
+
 def constant(table: NDArray[np.uint8], dtype: str) -> Any:
     """A vector of constant bytes."""
     words = [tirx.const(int(word), "int32") for word in np.ascontiguousarray(table).view(np.int32)]
@@ -177,20 +234,15 @@ def _by_tables(table: NDArray[np.uint8], words: Any) -> Any:
 
 
 def _by_shuffles(table: NDArray[np.uint8], words: Any) -> Any:
-    """`vpshufb` finds the low four bits' entry in each sixteen; the upper bits choose among the sixteens."""
-    index = _as(words, "int8x32")
+    """`vpshufb` looks up by the low four bits, and gives 0 where the top bit is set: by an index below 0.
 
-    def shuffle(part: int) -> Any:
-        sixteen = np.tile(table[16 * part : 16 * part + 16], 2)
-        # A set top bit would give 0, and codes stop at 127: only the low four bits count.
-        return _call("llvm.x86.avx2.pshuf.b", "int8x32", constant(sixteen, "int8x32"), index)
-
-    def choose(first: int, count: int, bit: int) -> Any:
-        if count == 1:
-            return shuffle(first)
-        mask = _as(T.shift_left(words, _all(7 - bit, LANES // 2)), "int8x32")
-        low, high = choose(first, count // 2, bit - 1), choose(first + count // 2, count // 2, bit - 1)
-        return _call("llvm.x86.avx2.pblendvb", "int8x32", low, high, mask)
-
-    parts = len(table) // 16
-    return choose(0, parts, 3 + (parts.bit_length() - 1))
+    Every sixteen holds what changes from the one before it, so an index finds the sum, without carries, of its own and
+    of all before.
+    """
+    found, before = _all(0, 32, "int8"), np.zeros(16, np.uint8)
+    for start in range(0, len(table), 16):
+        sixteen = table[start : start + 16]
+        change = constant(np.tile(sixteen ^ before, 2), "int8x32")
+        part = _call("llvm.x86.avx2.pshuf.b", "int8x32", change, _as(words, "int8x32") - _all(start, 32, "int8"))
+        found, before = T.bitwise_xor(found, part), sixteen
+    return found

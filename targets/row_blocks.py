@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.kv_pages import Pages
 from llmc.targets.online_softmax import Attending, Block, Records, registers_of
+from llmc.targets.parallel import parallel
 from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.scoring import Scoring
 from llmc.targets.sight import Places, Sight
@@ -40,7 +41,7 @@ class _Rows:
     def __init__(
         self, target: Target, kv: Pages, q: Any, out: Any, places: Places, heads: int, groups: int, scoring: Scoring
     ) -> None:
-        self.kv, self.q, self.out, self.places, self.scoring = kv, q, out, places, scoring
+        self.target, self.kv, self.q, self.out, self.places, self.scoring = target, kv, q, out, places, scoring
         self.shared, self.parts = heads // groups, parts_of(heads // groups)
         self.shares, self.rows = groups * self.parts, q.shape[0]
         own = self.shared // self.parts
@@ -53,7 +54,7 @@ class _Rows:
         """The kernel's body."""
         self._find()
         blocks, singles, jobs = (self.counts[i] for i in range(3))
-        with T.If(blocks > 0), T.Then(), T.parallel(0, blocks * self.shares) as task:
+        with T.If(blocks > 0), T.Then(), parallel(self.target, blocks * self.shares) as task:
             self._block(task, blocks)
         with T.If(singles > 0), T.Then():
             self._singles(singles, T.cast(jobs, "int64") * self.shares)
@@ -139,12 +140,12 @@ class _Rows:
         owner = T.alloc_buffer((jobs,), "int32")  # the single row of a chunk
         with T.serial(0, singles) as i, T.serial(0, self._chunks(i, singles)) as chunk:
             T.buffer_store(owner, i, [self.table[self._entry(1, i, 1)] + chunk])
-        with T.parallel(0, T.cast(jobs, "int32")) as task:
+        with parallel(self.target, T.cast(jobs, "int32")) as task:
             self._job(task, owner, Records(records, T.cast(task, "int64") * size, self.kv.width), singles)
         with T.If(singles < PARALLEL_ROWS):
             with T.Then(), T.serial(0, singles * self.shares) as task:
                 self._merge(task, records, singles)
-            with T.Else(), T.parallel(0, singles * self.shares) as task:
+            with T.Else(), parallel(self.target, singles * self.shares) as task:
                 self._merge(task, records, singles)
 
     def _chunks(self, i: Any, singles: Any) -> Any:

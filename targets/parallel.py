@@ -1,0 +1,32 @@
+"""Loops whose turns go to threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.target import Target
+from llmc.targets.vector import imported
+
+# An array at a multiple of 64 bytes that nothing reads. LLVM learns of spilled registers too late to align a stack for
+# them; they would lie across lines of the cache, or not, as the caller's stack has it.
+_ALIGNED = """
+define i32 @llmc_align_stack() alwaysinline {
+  %place = alloca <16 x i32>, align 64
+  call void asm sideeffect "", "r"(ptr %place)
+  ret i32 0
+}
+"""
+
+
+@contextmanager
+def parallel(target: Target, count: Any) -> Iterator[Any]:
+    """The number of the turn, below `count`. The body is a function of its own, whose spilled registers are aligned."""
+    wide = target.has("avx")
+    with T.parallel(0, count) as turn, imported(*[_ALIGNED] * wide):
+        if wide:
+            T.evaluate(T.call_extern("int32", "llmc_align_stack"))
+        yield turn
