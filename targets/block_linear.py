@@ -13,12 +13,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.compiler.formats.layout import SPREAD
 from llmc.targets import tiles
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.target import Target
 from llmc.targets.vector import dot4, f32, fma, i32, splat
+
+_MANY_ROWS = 6  # of a group: measured
 
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -28,7 +31,17 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     # Longer blocks have sums of their own besides the dots; with fewer registers more rows only make more code.
     more = MORE_ROWS if format.block <= BLOCK and target.has("avx512f") else 0
     tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
-    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled)
+    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled, _usual(target, format))
+
+
+def _usual(target: Target, format: BlockFormat) -> int | None:
+    """Rows of a group, None for what most formats do well with.
+
+    With registers of 256 bits the more rows share what takes long to unpack the better, though sums are spilled.
+    """
+    looked_up = format.values is not None and len(format.values) > 16
+    dear = looked_up or len(format.planes) > 1 or format.planes[0] in SPREAD
+    return _MANY_ROWS if dear and target.has("avx2") and not target.has("avx512f") else None
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:

@@ -43,7 +43,9 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
-    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), wide=_ROWS_OF_F32)
+    return template(
+        target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), usual=_wide(target, _ROWS_OF_F32)
+    )
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -67,8 +69,8 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    wide = _ROWS_OF_BF16 if dots_bf16(target) else None
-    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), wide=wide)
+    usual = _wide(target, _ROWS_OF_BF16) if dots_bf16(target) else None
+    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), usual=usual)
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
@@ -95,13 +97,18 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
     return body
 
 
+def _wide(target: Target, rows: int) -> int | None:
+    """So many rows of a group where registers have 512 bits."""
+    return rows if target.has("avx512f") else None
+
+
 def template(
     target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
-    tiled: int = 0, wide: int | None = None,
+    tiled: int = 0, usual: int | None = None,
 ) -> tirx.PrimFunc:  # fmt: skip
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    `dtypes` are the operands', `more` and `wide` are for `in_groups`. `tiled`: groups of sixteen rows use tile
+    `dtypes` are the operands', `more` and `usual` are for `in_groups`. `tiled`: groups of sixteen rows use tile
     registers of so many columns.
     """
     width = int(shapes[-1][1])
@@ -120,9 +127,9 @@ def template(
             count = T.min(rows - start, size)
             if tiled:
                 left = _in_tiles(count, group, tiled)
-                in_groups(target, left, partial(_behind, group, count - left), more, wide)
+                in_groups(target, left, partial(_behind, group, count - left), more, usual)
             else:
-                in_groups(target, count, group, more, wide)
+                in_groups(target, count, group, more, usual)
     return builder.get()
 
 
@@ -141,32 +148,30 @@ def _in_tiles(count: Any, emit: Callable[[Any, int], None], columns: int) -> Any
     return T.floormod(count, tile_registers.ROWS)
 
 
-def group_rows(target: Target, wide: int | None = None) -> int:
+def group_rows(target: Target, usual: int | None = None) -> int:
     """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers.
 
-    `wide`: as many where registers have 512 bits.
+    `usual`: as many, where tuning knows no better.
     """
     if target.knobs.row_group:
         return target.knobs.row_group
-    if wide is not None and target.has("avx512f"):
-        return wide
-    return 6 if target.has("avx512f") else 3 if target.has("avx2") else 2
+    return usual or (6 if target.has("avx512f") else 3 if target.has("avx2") else 2)
 
 
 def in_groups(
-    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, wide: int | None = None
+    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, usual: int | None = None
 ) -> None:
-    """`emit(first row, rows)` for `count` rows in groups of about one size, `group_rows(target, wide)`.
+    """`emit(first row, rows)` for `count` rows in groups of about one size, `group_rows(target, usual)`.
 
     Few rows go in groups of up to `more` above the usual: once more through the weights costs more than a few registers
     too many.
     """
-    usual = group_rows(target, wide)
-    most = usual + more
+    many = group_rows(target, usual)
+    most = many + more
     if isinstance(count, int | tirx.IntImm) and int(count) <= most:
         return emit(0, int(count))
     groups, each, larger = (registers((1,), "int64") for _ in range(3))
-    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * most, most, usual)), "int64"), [0])
+    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * most, most, many)), "int64"), [0])
     T.buffer_store(each, T.truncdiv(T.cast(count, "int64"), T.max(groups[0], tirx.const(1, "int64"))), [0])
     T.buffer_store(larger, T.cast(count, "int64") - each[0] * groups[0], [0])
     with T.serial(0, groups[0]) as group:
