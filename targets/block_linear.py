@@ -28,20 +28,26 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
     """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     format = _format(attrs)
     body = i8_body(target, format, int(shapes[0][1]) * 4)
-    # Longer blocks have sums of their own besides the dots; with fewer registers more rows only make more code.
-    more = MORE_ROWS if format.block <= BLOCK and target.has("avx512f") else 0
     tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
-    return template(target, ["int32", "float32", "float32", "int32"], shapes, body, more, tiled, _usual(target, format))
+    dtypes = ["int32", "float32", "float32", "int32"]
+    usual, more = _group(target, format)
+    return template(target, dtypes, shapes, body, more, tiled, usual)
 
 
-def _usual(target: Target, format: BlockFormat) -> int | None:
-    """Rows of a group, None for what most formats do well with.
+def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
+    """Rows of a group, None for what most formats do well with, and how many more it may have when there are few.
 
-    With registers of 256 bits the more rows share what takes long to unpack the better, though sums are spilled.
+    With registers of 256 bits the more rows share what takes long to unpack the better, though sums are spilled. Longer
+    blocks have sums of their own besides the dots: they get no more than usual.
     """
+    more = MORE_ROWS if format.block <= BLOCK else 0
+    if target.has("avx512f"):
+        return None, more
     looked_up = format.values is not None and len(format.values) > 16
     dear = looked_up or len(format.planes) > 1 or format.planes[0] in SPREAD
-    return _MANY_ROWS if dear and target.has("avx2") and not target.has("avx512f") else None
+    if target.has("avx2"):
+        return (_MANY_ROWS, more) if dear else (None, min(more, 1))
+    return None, 0
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
