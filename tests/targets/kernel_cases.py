@@ -144,14 +144,16 @@ def _top(rng: Rng) -> Case:
     return Case("top", [4 * x], {}, (0,))
 
 
-def packed(rng: Rng, name: str, rows: int, columns: int) -> np.ndarray:
-    """A packed matrix: any codes and scales a block format can hold, also those its quantizer would not choose."""
+def packed(rng: Rng, name: str, rows: int, columns: int, code: int | None = None) -> np.ndarray:
+    """A packed matrix: any codes, or `code`, and any scales of a format, also those its quantizer would not choose."""
     format = FORMATS[name]
     if not isinstance(format, BlockFormat):
         return format.pack(floats(rng, rows, columns))
     width = ceil_to(columns, format.columns)
     blocks, records = width // format.block, width // format.columns
     codes = rng.integers(0, format.top + 1, (rows, width // (2 if format.pair else 1))).astype(np.uint8)
+    if code is not None:
+        codes[:] = code
     most = 16 if format.sub_bits == 4 else 128
     tables = {
         "scale": (rows, records if format.scale == "super" else blocks),
@@ -193,6 +195,18 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
     x = left(floats(rng, rows, width))
     weight = packed(rng, name, outputs, width)
     return Case(op, [*x, weight], {"format": name, "width": outputs}, tuple(range(len(x))))
+
+
+def greatest_case(rng: Rng, name: str) -> Case:
+    """Dots as great as the format has them, of both signs: the greatest code, and activations of 127 and of -127."""
+    format = FORMATS[name]
+    assert isinstance(format, BlockFormat)
+    codes = np.arange(format.top + 1) if format.values is None else format.values.reshape(len(format.values), -1).sum(1)
+    x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 512, axis=1)
+    weight = packed(rng, name, 16, 512, int(np.argmax(codes)))
+    left = meaning.quantize_rows(x)
+    # Scales and offsets cancel in some outputs; a sum that does not fit would be off by far more.
+    return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
 
 
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]

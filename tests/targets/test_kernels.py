@@ -24,6 +24,7 @@ from kernel_cases import (
     activation_case,
     embedding_case,
     fixed,
+    greatest_case,
     linear_case,
     qk_norm,
     result,
@@ -76,6 +77,7 @@ def test_every_block_format_equals_its_meaning(format: str, variant: str) -> Non
     """For two rows, so that a kernel has one group of rows: the same code reads weights for all groups."""
     rng = np.random.default_rng([*map(ord, format + variant)])
     run(fixed(linear_case(rng, "i8_linear", format, rows=2)), VARIANTS[variant])
+    run(greatest_case(rng, format), VARIANTS[variant])
     if variant in ("native", "avx2"):
         run(embedding_case(rng, format), VARIANTS[variant])
     if variant == "native":
