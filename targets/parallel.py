@@ -1,4 +1,4 @@
-"""Loops whose turns go to threads."""
+"""Loops whose turns go to threads, for kernels that hold more than there are registers."""
 
 from __future__ import annotations
 
