@@ -34,8 +34,9 @@ from llmc.targets.vector import (
 )
 
 MORE_ROWS = 2  # that a group may have above the usual
-# Rows of a group whose sums are all that it keeps, with registers of 512 bits: measured.
-_ROWS_OF_F32, _ROWS_OF_BF16 = 8, 12
+# Rows of a group whose sums are all that it keeps, and how many more it may have when there are few: measured.
+_ROWS_OF_F32 = {"avx512f": (8, MORE_ROWS), "avx2": (6, 0)}
+_ROWS_OF_BF16 = {"avx512_bf16": (12, MORE_ROWS), "avx512f": (6, MORE_ROWS), "avx2": (4, 0)}
 
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
 Reduce = Callable[[Any, Any, int], Any]
@@ -43,9 +44,8 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
-    return template(
-        target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), usual=_wide(target, _ROWS_OF_F32)
-    )
+    usual, more = _rows(target, _ROWS_OF_F32)
+    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), more, usual=usual)
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -69,8 +69,8 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    usual = _wide(target, _ROWS_OF_BF16) if dots_bf16(target) else None
-    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), usual=usual)
+    usual, more = _rows(target, _ROWS_OF_BF16)
+    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), more, usual=usual)
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
@@ -97,9 +97,9 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
     return body
 
 
-def _wide(target: Target, rows: int) -> int | None:
-    """So many rows of a group where registers have 512 bits."""
-    return rows if target.has("avx512f") else None
+def _rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None, int]:
+    """`usual` and `more` of `in_groups`: what is known for the first flag that the target has."""
+    return next((rows for flag, rows in known.items() if target.has(flag)), (None, MORE_ROWS))
 
 
 def template(

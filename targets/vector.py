@@ -176,12 +176,13 @@ def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
 
     Weights are int32x16 words, activations one word. Where `dots_bf16`, `dot_bf16` gives the same in one instruction.
     """
-    high = i32(-65536)
-    odd = T.reinterpret(T.bitwise_and(weights, splat(high)), dtype="float32x16")
-    even = T.reinterpret(T.shift_left(weights, splat(i32(16))), dtype="float32x16")
-    x_odd = T.reinterpret(T.bitwise_and(activations, high), dtype="float32")
-    x_even = T.reinterpret(T.shift_left(activations, i32(16)), dtype="float32")
-    return fma(even, splat(x_even), fma(odd, splat(x_odd), acc))
+
+    def halves(words: Any) -> tuple[Any, Any]:
+        odd, even = T.bitwise_and(words, splat(i32(-65536))), T.shift_left(words, splat(i32(16)))
+        return T.reinterpret(odd, dtype="float32x16"), T.reinterpret(even, dtype="float32x16")
+
+    (odd, even), (x_odd, x_even) = halves(weights), halves(splat(activations))  # spread first: a load does that
+    return fma(even, x_even, fma(odd, x_odd, acc))
 
 
 # One instruction for two products. Words of pairs, because this TVM crashes on a reinterpretation as bfloat16 vectors.
