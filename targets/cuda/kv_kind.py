@@ -6,6 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.cuda.fragments import COLUMNS, Parts, parted
+from llmc.targets.cuda.launch import f32
+
 Number = Callable[[Any], Any]  # element -> number
 
 
@@ -28,6 +33,7 @@ class Pages:
     """A kind of pages."""
 
     dtype: str
+    parts = 2  # of bfloat16 in which tensor cores take a number of K or V, and what it is multiplied with
     unit = 1  # elements of K that are read together
     rotated = False  # whether K and V lie rotated: queries are then too, and what is made of V is turned back
 
@@ -42,6 +48,29 @@ class Pages:
     def values(self, at: Token) -> Callable[[Any], Any]:
         """A function that reads an element of V."""
         raise NotImplementedError
+
+    def key_words(self, at: Token, quad: Any) -> list[Parts]:
+        """Of two neighbouring slots, the first an even one: four elements of K from 4 * quad on; zeros beyond the last."""
+
+        def four(read: Callable[[Any], list[Any]]) -> Parts:
+            units = COLUMNS // self.unit
+            numbers = [number for i in range(units) for number in read(quad * units + i)]
+            if at.size % COLUMNS:
+                inside = [quad * COLUMNS + e < at.size for e in range(COLUMNS)]
+                numbers = [T.if_then_else(*one, f32(0)) for one in zip(inside, numbers, strict=True)]
+            return parted(numbers, self.parts)
+
+        return [four(self.keys(at.of(at.place + i))) for i in range(2)]
+
+    def value_words(self, at: Token, first: Any, count: int) -> list[list[Any]]:
+        """Of so many elements of V, for each part: a word with the number of a slot, an even one, and of the next."""
+        both = [self.values(at.of(at.place + i)) for i in range(2)]
+        words: list[list[Any]] = []
+        for d in range(0, count, 2):
+            numbers = [read(first + d + i) if d + i < count else f32(0) for i in range(2) for read in both]
+            parts = parted(numbers, self.parts)
+            words += [[part[i] for part in parts] for i in range(2)]
+        return words[:count]
 
     def write(self, at: Token, key: Number, value: Number, thread: Any, threads: int) -> None:
         """K and V of a token, whose elements `key` and `value` give."""

@@ -10,9 +10,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
+from llmc.targets.cuda.fragments import COLUMNS, Parts
 from llmc.targets.cuda.kv_codes import Q4Pages, Q8Pages
 from llmc.targets.cuda.kv_kind import Number, Pages, Token
-from llmc.targets.cuda.launch import bf16_bits, from_bf16, strided
+from llmc.targets.cuda.launch import bf16_bits, from_bf16, local, strided, u32
 
 Place = Callable[[Any, Any, int], Any]  # token of the page, element, head size -> where it is, of one kv head
 
@@ -72,9 +73,45 @@ class PlainPages(Pages):
         T.buffer_store(at.kv, tirx.const(0, self.dtype), [at.page, 0, at.head, self.key(at.place, at.size, at.size)])
 
 
+class Bf16Pages(PlainPages):
+    """Numbers that are operands of tensor cores as they lie: elements of K in pairs, V of two tokens."""
+
+    parts = 1
+
+    def key_words(self, at: Token, quad: Any) -> list[Parts]:
+        words = local((4,), "uint32")
+        for i in range(2):
+            pair, inside = quad * 2 + i, 4 * quad + 2 * i < at.size
+
+            def load(i: int = i, pair: Any = pair) -> None:
+                T.buffer_store(words, _words(at, 0, (pair * PAGE + at.place) * 2, 2), [T.ramp(2 * i, 1, 2)])
+
+            if 0 < at.size % COLUMNS <= 2 * i:
+                with T.If(inside):
+                    with T.Then():
+                        load()
+                    with T.Else():
+                        T.buffer_store(words, T.broadcast(u32(0), 2), [T.ramp(2 * i, 1, 2)])
+            else:
+                load()
+        return [[[words[slot], words[2 + slot]]] for slot in range(2)]
+
+    def value_words(self, at: Token, first: Any, count: int) -> list[list[Any]]:
+        words = local((count,), "uint32")
+        found = _words(at, 1, (T.floordiv(at.place, 2) * at.size + first) * 2, count)
+        T.buffer_store(words, found, [T.ramp(0, 1, count) if count > 1 else 0])
+        return [[words[i]] for i in range(count)]
+
+
+def _words(at: Token, side: int, first: Any, count: int) -> Any:
+    """So many pairs of neighbouring bfloat16 of K or of V, in one load."""
+    pairs = at.kv[at.page, side, at.head, T.ramp(first, 1, 2 * count)]
+    return T.reinterpret("uint32" if count == 1 else f"uint32x{count}", pairs)
+
+
 KINDS: dict[str, Pages] = {
     "f32": PlainPages("float32", lambda token, d, size: d * PAGE + token, lambda token, d, size: token * size + d),
-    "bf16": PlainPages(
+    "bf16": Bf16Pages(
         "uint16",
         lambda token, d, size: (T.floordiv(d, 2) * PAGE + token) * 2 + T.floormod(d, 2),
         lambda token, d, size: (T.floordiv(token, 2) * size + d) * 2 + T.floormod(token, 2),

@@ -95,9 +95,9 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return T.call_pure_extern("float32", "__fmaf_rn", a, b, c)
 
 
-def warp_reduce(buffer: Any, at: int, combine: Callable[[Any, Any], Any]) -> None:
-    """A register of all lanes of the warp combined, in every lane, neighbours last."""
-    distance = WARP // 2
+def warp_reduce(buffer: Any, at: int, combine: Callable[[Any, Any], Any], lanes: int = WARP) -> None:
+    """A register of so many neighbouring lanes combined, of the warp if nothing is said, in each; neighbours last."""
+    distance = lanes // 2
     while distance:
         other = T.tvm_warp_shuffle_xor(tirx.const(_ALL_LANES, "uint32"), buffer[at], distance, WARP, WARP)
         T.buffer_store(buffer, combine(buffer[at], other), [at])

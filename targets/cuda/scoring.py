@@ -7,8 +7,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.elementwise import capped
-from llmc.targets.cuda.launch import f32, fma, held, local
+from llmc.targets.cuda.launch import f32, fma, held
 
 
 @dataclass(frozen=True)
@@ -25,27 +24,24 @@ class Scoring:
     biases: Any = None
     sinks: Any = None
 
-    def own_slopes(self, share: Any, heads: int) -> Any:
-        """The slopes of the `heads` heads of a share of all heads, in registers; None without alibi."""
+    def slope(self, head: Any) -> Any:
+        """That of a head, in a register; None without alibi."""
         if not self.slopes:
             return None
-        own = local((heads,))
-        for head in range(heads):
-            T.buffer_store(own, f32(self.slopes[head]), [head])
-            for other in range(1, len(self.slopes) // heads):
-                slope = f32(self.slopes[other * heads + head])
-                T.buffer_store(own, T.Select(share == other, slope, own[head]), [head])
-        return own
+        own = f32(self.slopes[0])
+        for other, slope in enumerate(self.slopes[1:], 1):
+            own = T.Select(head == other, f32(slope), own)
+        return held(own)
 
     def score(self, product: Any, head: Any, slope: Any, place: Any) -> Any:
         """q.k of a token that is so far after the row -> its score; `slope` is the head's."""
-        score = product * f32(self.scale)
+        # A product by itself: nothing that is added to it, or taken off, is rounded together with it.
+        score = fma(product, f32(self.scale), f32(0))
         if self.soft_cap:
-            score = capped(score, self.soft_cap)
+            score = fma(T.tanh(score / f32(self.soft_cap)), f32(self.soft_cap), f32(0))
         if self.biases is not None:
             most = int(self.biases.shape[1]) // 2
             score = held(score) + self.biases[head, T.max(T.min(place, most), -most) + most]
         if slope is None:
-            return score
-        # One product is rounded with the sum, always the same one.
-        return fma(slope, T.cast(T.min(place, -place), "float32"), held(score))
+            return held(score)
+        return held(fma(slope, T.cast(T.min(place, -place), "float32"), held(score)))

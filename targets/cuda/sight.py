@@ -88,55 +88,74 @@ class Counting:
         )  # fmt: skip
 
 
-class Sight:
-    """What one row sees, in registers of every thread of the block."""
+class Sequence:
+    """What the rows of one sequence share, in registers of every thread of the block."""
 
-    def __init__(self, places: Places, row: Any, counting: Counting) -> None:
+    def __init__(self, places: Places, seq: Any, counting: Counting) -> None:
         self.places = places
-        self.seq, seqs = held_int(places.seqs[row]), places.seqs
-        self.start = held_int(places.indptr[self.seq])
-        self.slot = held_int(i32(0) if places.slots is None else places.slots[row])
+        self.start = held_int(places.indptr[seq])
+        self.hole = [held_int(places.holes[seq, side]) for side in range(2)] if places.holes is not None else []
         if places.lengths is not None:
-            end = places.lengths[self.seq] - 1
-        elif places.causal:
-            end = self.slot
-        else:
-            slots, own = places.slots, self.seq
-            end = counting.over(
-                seqs.shape[0], 0, lambda i: T.if_then_else(seqs[i] == own, slots[i], i32(0)), greater
+            self.last = held_int(places.lengths[seq] - 1)
+        elif not places.causal:
+            seqs, slots = places.seqs, places.slots
+            self.last = counting.over(
+                seqs.shape[0], 0, lambda i: T.if_then_else(seqs[i] == seq, slots[i], i32(0)), greater
             )  # fmt: skip
-        window = places.window
-        self.end = held_int(T.min(end, self.slot + (window - 1)) if window and not places.causal else end)
-        self.begin = held_int(T.max(self.slot - (window - 1), 0)) if window else i32(0)
-        self.hole = [held_int(places.holes[self.seq, side]) for side in range(2)] if places.holes is not None else []
-
-    def sees(self, slot: Any) -> Any:
-        """Whether the row attends to a slot."""
-        seen = [slot <= self.end]
-        if self.hole:
-            seen.append(tirx.any(slot < self.hole[0], slot >= self.hole[1]))
-        if self.places.window:
-            seen.append(slot >= self.begin)
-        return tirx.all(*seen) if len(seen) > 1 else seen[0]
-
-    def place(self, slot: Any) -> Any:
-        """How far after the row a slot is; a hole before the row takes its slots off that."""
-        if not self.hole:
-            return slot - self.slot
-        before = T.floordiv(slot, PAGE) * PAGE < self.hole[0]
-        return slot - self.slot + T.Select(before, self.hole[1] - self.hole[0], i32(0))
 
     def page(self, slot: Any) -> Any:
         """The page that a slot is in."""
         return self.places.ids[self.start + T.floordiv(slot, PAGE)]
 
+    def hides(self, first: Any, count: int) -> Any:
+        """Whether so many slots are all in the hole."""
+        if not self.hole:
+            return tirx.const(False)
+        return tirx.all(first >= self.hole[0], first + count <= self.hole[1])
+
+    def outside_hole(self, slot: Any) -> list[Any]:
+        """Conditions that all hold if no hole hides a slot."""
+        return [tirx.any(slot < self.hole[0], slot >= self.hole[1])] if self.hole else []
+
+
+class Sight:
+    """What one row of a sequence sees, in registers; of a row that is -1, nothing."""
+
+    def __init__(self, sequence: Sequence, row: Any) -> None:
+        self.sequence, places = sequence, sequence.places
+        none = row < 0
+        self.slot = i32(0)
+        if places.slots is not None:
+            self.slot = held_int(T.if_then_else(none, i32(0), places.slots[T.max(row, 0)]))
+        causal = places.lengths is None and places.causal
+        end = self.slot if causal else sequence.last
+        if places.window and not causal:
+            end = T.min(end, self.slot + (places.window - 1))
+        self.end = held_int(T.Select(none, i32(-1), end))
+        begin = T.max(self.slot - (places.window - 1), 0) if places.window else i32(0)
+        self.begin = held_int(T.Select(none, i32(_NONE), begin))
+
+    def sees(self, slot: Any) -> Any:
+        """Whether the row attends to a slot."""
+        seen = [slot <= self.end, *self.sequence.outside_hole(slot)]
+        if self.sequence.places.window:
+            seen.append(slot >= self.begin)
+        return tirx.all(*seen) if len(seen) > 1 else seen[0]
+
+    def place(self, slot: Any) -> Any:
+        """How far after the row a slot is; a hole before the row takes its slots off that."""
+        hole = self.sequence.hole
+        if not hole:
+            return slot - self.slot
+        before = T.floordiv(slot, PAGE) * PAGE < hole[0]
+        return slot - self.slot + T.Select(before, hole[1] - hole[0], i32(0))
+
     @property
     def chunks(self) -> tuple[Any, Any]:
         """The first chunk that the row sees something of, and the number after the last one."""
-        return T.floordiv(self.begin, CHUNK), T.floordiv(self.end, CHUNK) + 1
+        return chunks_between(self.begin, self.end)
 
-    def hides(self, chunk: Any) -> Any:
-        """Whether a chunk is all in the hole."""
-        if not self.hole:
-            return tirx.const(False)
-        return tirx.all(chunk * CHUNK >= self.hole[0], (chunk + 1) * CHUNK <= self.hole[1])
+
+def chunks_between(begin: Any, end: Any) -> tuple[Any, Any]:
+    """The first chunk with slots from `begin` to `end`, and the number after the last one; none if end is -1."""
+    return T.floordiv(begin, CHUNK), T.floordiv(end, CHUNK) + 1

@@ -20,7 +20,7 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 import cuda_threads
-from attention_cases import ATTENTION_CASES, SIZES, attention, turning
+from attention_cases import ATTENTION_CASES, SIZES, attention, on_tensor_cores, turning
 from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, TOLERANCE, Case, compare, embedding_case, floats, linear_case, packed
 from latent_kernel_cases import LATENT_CASES, head_linear_case
@@ -62,6 +62,8 @@ def check(case: Case) -> list[np.ndarray]:
     expected = OPS[case.op].meaning(*copies, **case.attrs)
     like = list(expected) if isinstance(expected, tuple) else [expected]
     outputs = call(case, like)
+    if case.op in ATTENTION_CASES:
+        case = on_tensor_cores(case)
     for got, wanted in zip(outputs, like, strict=True):
         if case.op == "packed_linear":
             close(case, got, wanted)
