@@ -32,8 +32,6 @@ from llmc.targets.cuda.launch import (
     f32,
     fill,
     greater,
-    held,
-    i32,
     local,
     shared,
     strided,
@@ -239,16 +237,24 @@ class Attending:
         block, parts = self.block, self.block.parts
         fill(self.scores, f32(0))
         pages = [self._page(begin + (self.warp * WARP_PAGES + p) * PAGE) for p in range(WARP_PAGES)]
-        a, b = local((parts * COLUMNS,), "uint32"), local((WARP_PAGES * 2 * parts * 2,), "uint32")
-        with T.serial(0, block.steps) as step:
+        words = 2 * HALVES * parts
+        a, b, ahead = (local((count,), "uint32") for count in (parts * COLUMNS, *[WARP_PAGES * words] * 2))
+
+        def load(step: Any, to: Any) -> None:
             for p, page in enumerate(pages):
                 at = Token(self.kv, page, self.group, self.column * 2, block.size)
-                self._load_keys(at, step * (K // COLUMNS) + self.quarter, b, p * 4 * parts)
+                self._load_keys(at, step * (K // COLUMNS) + self.quarter, to, p * words)
+
+        load(0, b)
+        with T.serial(0, block.steps, unroll=False) as step:
+            load(T.min(step + 1, block.steps - 1), ahead)  # under way while the others are multiplied
             for t in range(block.tiles):
                 self._load_words(self.queries, t * block.steps + step, a, 0)
                 for i, j in products(parts, parts):
                     for product in range(WARP_PAGES * 2):
                         mma(self.scores[(product * block.tiles + t) * 4], a[i * COLUMNS], b[(product * parts + j) * 2])
+            for i in range(WARP_PAGES * words):
+                T.buffer_store(b, ahead[i], [i])
 
     def _load_keys(self, at: Token, quad: Any, b: Any, first: int) -> None:
         """Four elements of K of two neighbouring slots, words of each part, into b[first:]; zeros beyond the last."""
@@ -283,7 +289,7 @@ class Attending:
         ]
 
     def _weigh(self, begin: Any, to: Record) -> None:
-        """Scores -> weights by the greatest of the chunk, in shared memory; greatest scores and sums into the record."""
+        """Scores -> weights by the greatest of the chunk, in shared memory; the greatest, and sums, into the record."""
         count = len(self.own)
         for which, (head, slope) in enumerate(zip(self.heads, self.slopes, strict=True)):
             T.buffer_store(to.tops, f32(LOWEST), [which])
@@ -333,12 +339,14 @@ class Attending:
         a = local((block.tiles * parts * COLUMNS,), "uint32")
         b = local((block.vector * parts * 2,), "uint32")
         masks = local((2,), "uint32")
-        with T.serial(0, CHUNK // PAGE) as page:
+        with T.serial(0, CHUNK // PAGE, unroll=False) as page:
             first = begin + page * PAGE
             at = Token(self.kv, self._page(first), self.group, self.quarter * 4, block.size)
             for i in range(2):
                 two = [self._anybody(first + self.quarter * 4 + i * 2 + j) for j in range(2)]
-                low, high = (T.Select(seen, u32(mask), u32(0)) for seen, mask in zip(two, (0xFFFF, 0xFFFF0000)))
+                low, high = (
+                    T.Select(seen, u32(mask), u32(0)) for seen, mask in zip(two, (0xFFFF, 0xFFFF0000), strict=True)
+                )
                 T.buffer_store(masks, low | high, [i])
             for t in range(block.tiles):
                 self._load_words(self.weights, t * (CHUNK // PAGE) + page, a, t * parts * COLUMNS)

@@ -18,7 +18,6 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
@@ -29,7 +28,7 @@ from llmc.targets.cuda.launch import barrier, i32, launch, local, shared, stride
 from llmc.targets.cuda.records import Record
 from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
-from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
+from llmc.targets.cuda.sight import Counting, Places, Sequence, Sight, held_int
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 FEW = 8  # rows of a sequence whose text is split; records of more would take much memory
@@ -182,8 +181,9 @@ class _Attention:
 
         def lead(i: Any) -> None:
             T.buffer_store(leads, T.Select(begin + i < rows, i32(1), i32(0)), [i])
-            with T.serial(0, i) as before, T.If(begin + i < rows), T.Then():
-                with T.If(places.seqs[begin + before] == places.seqs[begin + i]), T.Then():
+            with T.serial(0, i) as before:
+                same = tirx.all(begin + i < rows, places.seqs[begin + before] == places.seqs[begin + i])
+                with T.If(same), T.Then():
                     T.buffer_store(leads, i32(0), [i])
 
         strided(count, thread, THREADS, lead)
@@ -200,10 +200,9 @@ class _Attention:
                 attending.look(Sequence(places, seq, counting), row)
                 attending.clear(total)
                 start, end = attending.chunks
-                with T.serial(start, end, unroll=False) as chunk:
-                    with T.If(tirx.Not(attending.sequence.hides(chunk * CHUNK, CHUNK))), T.Then():
-                        attending.attend(chunk, part)
-                        total.merge(part)
+                with T.serial(start, end, unroll=False) as chunk, attending.sequence.shown(chunk):
+                    attending.attend(chunk, part)
+                    total.merge(part)
                 attending.each_sum(
                     lambda at, query, row, d: T.buffer_store(
                         self.out, total.average(at), [row, (share * self.own + query % self.own) * self.size + d]
@@ -236,8 +235,7 @@ class _Attention:
 
                 attending.look(sequence, row)
                 start, end = attending.chunks
-                inside = tirx.all(chunk >= start, chunk < end, tirx.Not(sequence.hides(chunk * CHUNK, CHUNK)))
-                with T.If(inside), T.Then():
+                with T.If(tirx.all(chunk >= start, chunk < end)), T.Then(), sequence.shown(chunk):
                     attending.attend(chunk, record)
                     self._save(attending, record, records, part, number, share)
 
@@ -268,12 +266,11 @@ class _Attention:
             def one(i: Any) -> None:
                 head, d = held_int(share * self.own + T.floordiv(i, size)), T.floormod(i, size)
                 total.clear(None if self.scoring.sinks is None else [self.scoring.sinks[head]])
-                with T.serial(start, end) as chunk:
-                    with T.If(tirx.Not(sequence.hides(chunk * CHUNK, CHUNK))), T.Then():
-                        for to, at in ((part.sums, d), (part.totals, size), (part.tops, size + 1)):
-                            found = records[places.first_part(seq) + chunk, number, head, at]
-                            T.buffer_store(to, found, [0])
-                        total.merge(part)
+                with T.serial(start, end) as chunk, sequence.shown(chunk):
+                    for to, at in ((part.sums, d), (part.totals, size), (part.tops, size + 1)):
+                        found = records[places.first_part(seq) + chunk, number, head, at]
+                        T.buffer_store(to, found, [0])
+                    total.merge(part)
                 T.buffer_store(self.out, total.average(0), [row, head * size + d])
 
             strided(self.own * size, thread, THREADS, one)

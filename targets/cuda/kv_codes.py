@@ -13,7 +13,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import ceil_to
 from llmc.compiler.kv_pages import GROUP, PAGE, SMALLEST_SCALE, TABLE, q4_key_bytes, q8_key_bytes
-from llmc.targets.cuda.kv_kind import Number, Pages, Token
+from llmc.targets.cuda.fragments import COLUMNS, Parts, parted
+from llmc.targets.cuda.kv_kind import Number, Pages, Token, slot_words
 from llmc.targets.cuda.launch import (
     barrier,
     bf16_bits,
@@ -42,6 +43,15 @@ class _Bytes:
 
     def put(self, place: Any, value: Any) -> None:
         T.buffer_store(self.at.kv, T.cast(value, "uint8"), [self.at.page, 0, self.at.head, self.start + place])
+
+    def several(self, place: Any, count: int) -> list[Any]:
+        """Neighbouring ones in one load: 1, 2 or 4 from a multiple of so many on."""
+        if count == 1:
+            return [self[place]]
+        found = self.at.kv[self.at.page, 0, self.at.head, T.ramp(self.start + place, 1, count)]
+        word = local((1,), "int32")
+        T.buffer_store(word, T.cast(T.reinterpret(f"uint{8 * count}", found), "int32"), [0])
+        return [(word[0] >> i32(8 * i)) & i32(0xFF) for i in range(count)]
 
     def table(self, number: Any) -> Any:
         """The token's number in a table, as float32."""
@@ -157,6 +167,28 @@ class Q8Pages(_CodePages):
         codes, width = _Bytes(at, q8_key_bytes(at.size)), ceil_to(at.size, PAGE)
         scale = held(codes.table(0))
         return lambda d: self._number(codes[TABLE + at.place * width + d]) * scale
+
+    def key_words(self, at: Token, quad: Any) -> list[Parts]:
+        codes, both, size = _Bytes(at, 0), [at.of(at.place + i) for i in range(2)], at.size
+        scales = [held(_Bytes(one, 0).table(0)) for one in both]
+        numbers: list[list[Any]] = [[], []]
+        for e in range(COLUMNS):
+            d = quad * COLUMNS + e  # one beyond the last is not K's: the last one in its place, and then a zero
+            there = d if size % COLUMNS == 0 else T.min(d, size - 1)
+            for slot, byte in enumerate(codes.several(TABLE + there * PAGE + at.place, 2)):
+                number = self._number(byte) * scales[slot]
+                numbers[slot].append(number if size % COLUMNS == 0 else T.Select(d < size, number, f32(0)))
+        return [parted(each, self.parts) for each in numbers]
+
+    def value_words(self, at: Token, first: Any, count: int) -> list[list[Any]]:
+        start, width = q8_key_bytes(at.size), ceil_to(at.size, PAGE)
+        numbers = []
+        for own in (at.of(at.place + i) for i in range(2)):
+            codes = _Bytes(own, start)
+            scale = held(codes.table(0))
+            found = codes.several(TABLE + own.place * width + first, count)
+            numbers.append([self._number(byte) * scale for byte in found])
+        return slot_words(numbers, self.parts)
 
     def beyond_keys(self, size: int) -> tuple[int, int]:
         return 0, TABLE + PAGE * size

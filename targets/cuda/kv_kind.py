@@ -50,7 +50,7 @@ class Pages:
         raise NotImplementedError
 
     def key_words(self, at: Token, quad: Any) -> list[Parts]:
-        """Of two neighbouring slots, the first an even one: four elements of K from 4 * quad on; zeros beyond the last."""
+        """Of two neighbouring slots, the first even: four elements of K from 4 * quad on, zeros beyond the last."""
 
         def four(read: Callable[[Any], list[Any]]) -> Parts:
             units = COLUMNS // self.unit
@@ -65,12 +65,7 @@ class Pages:
     def value_words(self, at: Token, first: Any, count: int) -> list[list[Any]]:
         """Of so many elements of V, for each part: a word with the number of a slot, an even one, and of the next."""
         both = [self.values(at.of(at.place + i)) for i in range(2)]
-        words: list[list[Any]] = []
-        for d in range(0, count, 2):
-            numbers = [read(first + d + i) if d + i < count else f32(0) for i in range(2) for read in both]
-            parts = parted(numbers, self.parts)
-            words += [[part[i] for part in parts] for i in range(2)]
-        return words[:count]
+        return slot_words([[read(first + d) for d in range(count)] for read in both], self.parts)
 
     def write(self, at: Token, key: Number, value: Number, thread: Any, threads: int) -> None:
         """K and V of a token, whose elements `key` and `value` give."""
@@ -83,3 +78,12 @@ class Pages:
     def beyond_keys(self, size: int) -> tuple[int, int]:
         """(side, first element) of a page of a kv head that `write_keys` writes nothing from."""
         raise NotImplementedError
+
+
+def slot_words(numbers: list[list[Any]], parts: int) -> list[list[Any]]:
+    """Float32 of two slots, as many elements of each -> for each element and part a word with both."""
+    count, words = len(numbers[0]), []
+    for d in range(0, count, 2):
+        four = [slot[d + i] if d + i < count else f32(0) for i in range(2) for slot in numbers]
+        words += [list(both) for both in zip(*parted(four, parts), strict=True)]
+    return words[:count]

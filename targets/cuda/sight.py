@@ -5,7 +5,8 @@ A block finds it by itself: `seqs` tells of which sequence a row is, and a block
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,12 @@ class Sequence:
         if not self.hole:
             return tirx.const(False)
         return tirx.all(first >= self.hole[0], first + count <= self.hole[1])
+
+    @contextmanager
+    def shown(self, chunk: Any) -> Iterator[None]:
+        """Code for a chunk that is not all in the hole."""
+        with T.If(tirx.Not(self.hides(chunk * CHUNK, CHUNK))), T.Then():
+            yield
 
     def outside_hole(self, slot: Any) -> list[Any]:
         """Conditions that all hold if no hole hides a slot."""

@@ -174,27 +174,33 @@ def test_attention_goes_over_chunks(kind: str) -> None:
     case = attention(rng, kind, lengths=[(150, 3), (290, 1), (0, 2)], **more)
     whole = check(replace(case, arrays=[a.copy() for a in case.arrays]))[0]
     check(attention(rng, kind, lengths=[(300, 2)], **more | {"window": 140}))
-    qkv, kv, seqs, slots, *tables = case.arrays
-    alone = check(replace(case, arrays=[qkv[3:4], kv, seqs[3:4], slots[3:4], *tables]))[0]
-    np.testing.assert_array_equal(alone[0], whole[3])
+    np.testing.assert_array_equal(check(rows_of(case, [3]))[0][0], whole[3])
 
 
-@pytest.mark.parametrize("hole", [(40, 230), (0, 128)])  # the second covers a chunk
-def test_attention_of_many_rows_and_of_few(hole: tuple[int, int]) -> None:
-    """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides."""
-    sizes = {"heads": 2, "kv_heads": 1, "head_dim": 20, "bias": "none", "causal": 1, "window": 0}
-    case = attention(np.random.default_rng(hole), "f32", lengths=[(250, FEW + 1), (130, FEW)], **sizes)
+@pytest.mark.parametrize(("hole", "kind"), [((40, 230), "f32"), ((0, 128), "bf16")])  # the second covers a chunk
+def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str) -> None:
+    """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides, in any order."""
+    sizes = {"heads": 8, "kv_heads": 1, "head_dim": 20, "bias": "none", "causal": 1, "window": 0}
+    lengths = [(250, FEW + 3), (130, FEW), (3, FEW + 9)]
+    case = attention(np.random.default_rng(hole), kind, lengths=lengths, **sizes)
     case.arrays[4][0] = hole
     rows = check(case)[0]
-    qkv, kv, seqs, slots, *tables = case.arrays  # what the rows have written is in pages now
-    for picked in ([0], [4, FEW + 4]):
-        alone = check(replace(case, arrays=[qkv[picked], kv, seqs[picked], slots[picked], *tables]))[0]
-        np.testing.assert_array_equal(alone, rows[picked], err_msg=str(picked))
+    for picked in ([0], [FEW + 2], [4, FEW + 4], np.random.default_rng(1).permutation(len(rows))):
+        again = rows_of(case, picked)  # what the rows have written is in pages now
+        np.testing.assert_array_equal(check(again)[0], rows[picked], err_msg=str(picked))
 
 
-def test_heads_wider_than_a_block() -> None:
-    rng = np.random.default_rng(3)
-    check(attention(rng, "f32", heads=2, kv_heads=1, head_dim=160, bias="none", causal=1, lengths=[(20, 2)]))
+def rows_of(case: Case, picked: Any) -> Case:
+    """These rows of attention, in this order."""
+    qkv, kv, seqs, slots, *tables = case.arrays
+    return replace(case, arrays=[qkv[picked], kv, seqs[picked], slots[picked], *tables])
+
+
+@pytest.mark.parametrize(("size", "kind"), [(128, "bf16"), (160, "f32"), (256, "bf16"), (256, "q8"), (576, "q4")])
+def test_heads_of_any_width(size: int, kind: str) -> None:
+    """As wide as a warp reads at once, and wider; of few rows and of many."""
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": size, "bias": "none", "causal": 1}
+    check(attention(np.random.default_rng(3), kind, lengths=[(20, 2), (3, FEW + 1)], **sizes))
 
 
 @pytest.mark.parametrize("kind", KV_KINDS)

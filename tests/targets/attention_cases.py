@@ -69,8 +69,8 @@ def _sizes(rng: Rng) -> dict[str, Any]:
 SIZES = (7, 10, 16, 20, 64, 80)
 # Over bf16 pages weights are rounded: each is wrong by 1/512 of itself at most, their sum is exact.
 ROUNDED = {"bf16": 2**-8}
-# On tensor cores what is no bfloat16 is two: a product of queries, and one of weights, is off by 3 * 2^-18 of its sum of
-# sizes, which for these sizes is a few times the greatest score.
+# On tensor cores what is no bfloat16 is two: scores and sums of values are off by 3 * 2^-18 of their products' sizes,
+# which add up to a few times the greatest one.
 PARTED = 2**-15
 
 
