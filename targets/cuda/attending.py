@@ -16,14 +16,23 @@ What a query does not see has weight 0; V is taken for 0 where no query of the b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
+from llmc.targets.cuda.attention_block import (
+    EIGHT,
+    HALVES,
+    THREADS,
+    TILE,
+    WARP_PAGES,
+    WARPS,
+    WEIGHT_PARTS,
+    Block,
+    K,
+)
 from llmc.targets.cuda.fragments import COLUMNS, Parts, parted, products
 from llmc.targets.cuda.kv_kind import Pages, Token
 from llmc.targets.cuda.launch import (
@@ -42,80 +51,7 @@ from llmc.targets.cuda.prelude import mma
 from llmc.targets.cuda.records import LOWEST, Record
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Sequence, Sight, chunks_between, held_int
-from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP
-
-THREADS = 128
-WARPS = THREADS // WARP
-TILE = 16  # queries of one product
-HALVES = 2  # a lane holds sums of two queries of a tile
-K = 16  # elements that one product adds up
-EIGHT = 8  # columns of one product
-WARP_PAGES = CHUNK // PAGE // WARPS  # that a warp scores
-MOST_TILES = 4
-MOST_SUMS = 64  # registers of a thread for the sums of a chunk, where there are several tiles
-
-
-@dataclass(frozen=True)
-class Block:
-    """What a block has: tiles of queries, `heads` of each row, of so many elements in so many bfloat16 parts."""
-
-    heads: int
-    size: int
-    parts: int
-    tiles: int
-
-    @property
-    def queries(self) -> int:
-        """Of all tiles; those beyond the last row's belong to nobody."""
-        return self.tiles * TILE
-
-    @property
-    def rows(self) -> int:
-        """Rows of the step that the queries are of."""
-        return self.queries // self.heads
-
-    @property
-    def steps(self) -> int:
-        """Products that a score adds up."""
-        return -(-self.size // K)
-
-    @property
-    def vector(self) -> int:
-        """Neighbouring elements of V that a lane reads at once."""
-        return next(count for count in (4, 2, 1) if count == 1 or self.size % (count * EIGHT * WARPS) == 0)
-
-    @property
-    def groups(self) -> int:
-        """Groups of elements of V: as many as eight lanes read at once."""
-        return -(-self.size // (EIGHT * self.vector))
-
-    @property
-    def own_groups(self) -> int:
-        """Groups of a warp, at most."""
-        return -(-self.groups // WARPS)
-
-    @property
-    def owners(self) -> list[int]:
-        """Of a thread's sums, which of its queries they are of: by groups, elements, tiles, places in a product."""
-        return [t * HALVES + i // 2 for _ in range(self.own_groups * self.vector) for t in range(self.tiles)
-                for i in range(4)]  # fmt: skip
-
-    @property
-    def shared_bytes(self) -> int:
-        """Queries and weights as words, what warps found, and whose the queries are."""
-        words = (self.steps * K + CHUNK) // 2 * self.parts
-        return 4 * self.queries * (words + 2 * WARPS + 2)
-
-    @staticmethod
-    def best(heads: int, size: int, parts: int, most: int = MOST_TILES) -> Block:
-        """That of most tiles for which there is room. Raises LlmcError if there is none for one."""
-        tiles = most
-        while tiles:
-            block = Block(heads, size, parts, tiles)
-            if block.shared_bytes <= STATIC_SHARED_BYTES and (tiles == 1 or len(block.owners) <= MOST_SUMS):
-                return block
-            tiles //= 2
-        raise LlmcError(f"attention of heads of {size}: no CUDA kernel holds one")
+from llmc.targets.cuda.target import WARP
 
 
 class Attending:
@@ -129,9 +65,8 @@ class Attending:
         self.first_head, self.group = share * block.heads, group
         self.warp, self.lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         self.column, self.quarter = T.floordiv(self.lane, 4), T.floormod(self.lane, 4)
-        words = COLUMNS * block.parts * WARP
-        self.queries = shared((block.tiles * block.steps * words,), "uint32")
-        self.weights = shared((block.tiles * (CHUNK // PAGE) * words,), "uint32")
+        self.queries = shared((block.tiles * block.steps * block.parts * WARP * COLUMNS,), "uint32")
+        self.weights = shared((block.tiles * (CHUNK // PAGE) * WEIGHT_PARTS * WARP * COLUMNS,), "uint32")
         self.found = [shared((WARPS, block.queries)) for _ in range(2)]  # by warps: greatest scores, sums of weights
         self.rows = shared((block.queries,), "int32")
         self.own_rows = local((block.tiles * HALVES,), "int32")
@@ -200,17 +135,17 @@ class Attending:
 
     def _store_words(self, memory: Any, place: Any, lane: Any, both: list[Parts]) -> None:
         """What one lane has of a product's 16 queries: parts of both halves' four numbers."""
-        words = local((COLUMNS,), "uint32")
-        for part in range(self.block.parts):
+        words, parts = local((COLUMNS,), "uint32"), len(both[0])
+        for part in range(parts):
             for i in range(COLUMNS):
                 T.buffer_store(words, both[i % 2][part][i // 2], [i])
-            at = ((place * self.block.parts + part) * WARP + lane) * COLUMNS
+            at = ((place * parts + part) * WARP + lane) * COLUMNS
             T.buffer_store(memory, words[T.ramp(0, 1, COLUMNS)], [T.ramp(at, 1, COLUMNS)])
 
-    def _load_words(self, memory: Any, place: Any, to: Any, first: int) -> None:
+    def _load_words(self, memory: Any, place: Any, parts: int, to: Any, first: int = 0) -> None:
         """The same into to[first:], for this lane."""
-        for part in range(self.block.parts):
-            at = ((place * self.block.parts + part) * WARP + self.lane) * COLUMNS
+        for part in range(parts):
+            at = ((place * parts + part) * WARP + self.lane) * COLUMNS
             to_words = T.ramp(first + part * COLUMNS, 1, COLUMNS)
             T.buffer_store(to, memory[T.ramp(at, 1, COLUMNS)], [to_words])
 
@@ -245,14 +180,22 @@ class Attending:
                 at = Token(self.kv, page, self.group, self.column * 2, block.size)
                 self._load_keys(at, step * (K // COLUMNS) + self.quarter, to, p * words)
 
-        load(0, b)
-        with T.serial(0, block.steps, unroll=False) as step:
-            load(T.min(step + 1, block.steps - 1), ahead)  # under way while the others are multiplied
+        def multiply(step: Any) -> None:
             for t in range(block.tiles):
-                self._load_words(self.queries, t * block.steps + step, a, 0)
+                self._load_words(self.queries, t * block.steps + step, parts, a)
                 for i, j in products(parts, parts):
                     for product in range(WARP_PAGES * 2):
                         mma(self.scores[(product * block.tiles + t) * 4], a[i * COLUMNS], b[(product * parts + j) * 2])
+
+        if block.tiles == 1:
+            with T.serial(0, block.steps, unroll=block.unroll) as step:
+                load(step, b)
+                multiply(step)
+            return
+        load(0, b)
+        with T.serial(0, block.steps, unroll=block.unroll) as step:
+            load(T.min(step + 1, block.steps - 1), ahead)  # under way while the others are multiplied
+            multiply(step)
             for i in range(WARP_PAGES * words):
                 T.buffer_store(b, ahead[i], [i])
 
@@ -312,7 +255,7 @@ class Attending:
                 both = [
                     parted(
                         [self.scores[at] for page, _, at in self._places(t * HALVES + half) if page == p],
-                        self.block.parts,
+                        WEIGHT_PARTS,
                     )
                     for half in range(HALVES)
                 ]
@@ -336,10 +279,10 @@ class Attending:
         """Products of all weights with the warp's elements of V."""
         block, parts = self.block, self.block.parts
         fill(to.sums, f32(0))
-        a = local((block.tiles * parts * COLUMNS,), "uint32")
+        a = local((block.tiles * WEIGHT_PARTS * COLUMNS,), "uint32")
         b = local((block.vector * parts * 2,), "uint32")
         masks = local((2,), "uint32")
-        with T.serial(0, CHUNK // PAGE, unroll=False) as page:
+        with T.serial(0, CHUNK // PAGE, unroll=block.unroll) as page:
             first = begin + page * PAGE
             at = Token(self.kv, self._page(first), self.group, self.quarter * 4, block.size)
             for i in range(2):
@@ -349,16 +292,17 @@ class Attending:
                 )
                 T.buffer_store(masks, low | high, [i])
             for t in range(block.tiles):
-                self._load_words(self.weights, t * (CHUNK // PAGE) + page, a, t * parts * COLUMNS)
+                place = t * (CHUNK // PAGE) + page
+                self._load_words(self.weights, place, WEIGHT_PARTS, a, t * WEIGHT_PARTS * COLUMNS)
             for own in range(block.own_groups):
                 group = own * WARPS + self.warp
                 with T.If(group < block.groups), T.Then():
                     self._load_values(at, (group * EIGHT + self.column) * block.vector, masks, b)
-                    for i, j in products(parts, parts):
+                    for i, j in products(WEIGHT_PARTS, parts):
                         for v in range(block.vector):
                             for t in range(block.tiles):
                                 sum_at = ((own * block.vector + v) * block.tiles + t) * 4
-                                mma(to.sums[sum_at], a[(t * parts + i) * COLUMNS], b[(v * parts + j) * 2])
+                                mma(to.sums[sum_at], a[(t * WEIGHT_PARTS + i) * COLUMNS], b[(v * parts + j) * 2])
 
     def _anybody(self, slot: Any) -> Any:
         """Whether a query of the block might see a slot."""

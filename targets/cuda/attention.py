@@ -21,7 +21,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.attending import MOST_TILES, THREADS, TILE, Attending, Block
+from llmc.targets.cuda.attending import Attending
+from llmc.targets.cuda.attention_block import MOST_TILES, THREADS, TILE, Block
 from llmc.targets.cuda.kv_kind import Pages, Token
 from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.launch import barrier, i32, launch, local, shared, strided

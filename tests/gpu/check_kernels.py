@@ -47,12 +47,14 @@ def run(device: Device, function: Any, case: dict[str, np.ndarray], tolerance: f
     before = [case[f"before_{i}"] for i in range(sum(name.startswith("before_") for name in case))]
     wanted = [case[f"output_{i}"] for i in range(sum(name.startswith("output_") for name in case))]
     poison = [np.full(w.nbytes, POISON, np.uint8).view(w.dtype).reshape(w.shape) for w in wanted]
+    shapes = [case[f"workspace_{i}"] for i in range(sum(name.startswith("workspace_") for name in case))]
+    poison += [np.full(shape, np.nan, np.float32) for shape in shapes]
     tensors = [to_device(device, array) for array in [*before, *poison]]
     with device.ffi.use_raw_stream(device.handle, device.stream):
         function(*tensors)
     found = [device.read(tensor) for tensor in tensors]
     worst, right = 0.0, True
-    for mine, theirs in zip(found[len(before) :], wanted, strict=True):
+    for mine, theirs in zip(found[len(before) : len(before) + len(wanted)], wanted, strict=True):
         off = difference(mine, theirs)
         worst, right = max(worst, off), right and off <= (0 if mine.dtype.kind in "iu" else tolerance)
     for number, mine in enumerate(found[: len(before)]):

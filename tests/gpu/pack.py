@@ -27,27 +27,37 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("gpu", "", "targets", "cuda", "end_to_end")]
 
 import shapes
+from attention_cases import ATTENTION_CASES, attention, on_tensor_cores
+from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, embedding_case, linear_case
+from latent_kernel_cases import LATENT_CASES
 from packaging.requirements import Requirement
-from tvm import tirx
+from tvm import sym, tirx
 
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, RUNTIME, copy_runtime, find_runtime
 from llmc.compiler.formats import FORMATS
+from llmc.compiler.kv_pages import KINDS as PAGE_KINDS
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
+from llmc.targets.cuda.workspace import with_workspaces
 
 SHAPE_FORMATS = ("bf16", "q8", "q4", "c3h")
 SEEDS = 3  # cases of each op
+EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES
 
 
 def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tuple[str, Case]]:
-    """Names and cases: every op at random sizes, linear layers and look-ups in these formats."""
-    for op in sorted(set(KERNELS) & set(CASES)):
+    """Names and cases: every op at random sizes, linear layers and look-ups in these formats, long texts."""
+    for op in sorted(set(KERNELS) & set(EVERY)):
         for number in range(seeds):
-            yield f"{op}_{number}", CASES[op](np.random.default_rng([seed, number, len(op)]))
+            yield f"{op}_{number}", EVERY[op](np.random.default_rng([seed, number, len(op)]))
+    for kind in PAGE_KINDS:
+        rng = np.random.default_rng([seed, len(kind)])
+        lengths = [(int(rng.integers(200, 400)), new) for new in (1, 8, 40)]  # chunks of slots; few rows and many
+        yield f"attention_{kind}", attention(rng, kind, lengths=lengths, head_dim=128, causal=1, window=0)
     for name in formats:
         rng = np.random.default_rng([seed, len(name)])
         for op in ["packed_linear", *(["bf16_linear"] if name == "bf16" else [])]:
@@ -69,12 +79,14 @@ def write_kernels(
         after = [array.copy() for array in case.arrays]
         given = OPS[case.op].meaning(*after, **case.attrs)
         outputs = list(given) if isinstance(given, tuple) else [given]
-        functions[name] = _kernel(case, outputs, target)
+        functions[name], workspaces = _kernel(case, outputs, target)
         arrays = {f"before_{i}": array for i, array in enumerate(case.arrays)}
         arrays |= {
             f"after_{i}": a for i, a in enumerate(after) if not np.array_equal(a, case.arrays[i], equal_nan=True)
         }
-        np.savez_compressed(folder / f"{name}.npz", **arrays, **{f"output_{i}": each for i, each in enumerate(outputs)})
+        arrays |= {f"output_{i}": each for i, each in enumerate(outputs)}
+        arrays |= {f"workspace_{i}": np.array(shape) for i, shape in enumerate(workspaces)}
+        np.savez_compressed(folder / f"{name}.npz", **arrays)
         entries.append({"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": tolerance(case, outputs)})
     module, _ = compile_kernels(functions | {ADD_PARTS: add_parts(target)}, target)
     module.export_library(str(folder / "kernels.so"))
@@ -86,6 +98,8 @@ def write_kernels(
 
 def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
     """Of the greatest number. Products of floats go in two parts of bfloat16 each (docs/cuda.md says how far off)."""
+    if case.op in ATTENTION_CASES:
+        case = on_tensor_cores(case)
     if case.op != "packed_linear":
         return 2 * case.tolerance
     x, weight = case.arrays
@@ -94,15 +108,24 @@ def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
     return 2 * case.tolerance + 3 * 2.0**-18 * float(sizes.max() / np.abs(outputs[0]).max())
 
 
-def _kernel(case: Case, outputs: list[np.ndarray], target: CudaTarget) -> tirx.PrimFunc:
-    """The kernel for any number of rows."""
+def _kernel(
+    case: Case, outputs: list[np.ndarray], target: CudaTarget
+) -> tuple[tirx.PrimFunc, list[list[int]]]:  # fmt: skip
+    """The kernel for any number of rows, and the shapes of float32 workspaces that this case gives it besides."""
     names: dict[int, Any] = {}
     sizes: list[list[Any]] = []
     for i, array in enumerate([*case.arrays, *outputs]):
         first, *rest = array.shape
         symbolic = i in case.symbolic or (i >= len(case.arrays) and first in names)
         sizes.append([names.setdefault(first, tirx.Var(f"n{len(names)}", "int64")) if symbolic else first, *rest])
-    return make_kernel(case.op, target, sizes, case.attrs)
+    made = with_workspaces(make_kernel(case.op, target, sizes, case.attrs))
+    operands, own = made.params[: len(sizes)], made.params[len(sizes) :]
+    known = sym.Analyzer()
+    for operand, array in zip(operands, [*case.arrays, *outputs], strict=True):
+        for size, got in zip(operand.shape, array.shape, strict=True):
+            if isinstance(size, tirx.Var):
+                known.bind(size, tirx.const(got, "int64"))
+    return made, [[int(known.simplify(size)) for size in each.shape] for each in own]
 
 
 def tiny_models(folder: Path) -> dict[str, tuple[Path, str, str]]:

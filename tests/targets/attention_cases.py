@@ -106,7 +106,7 @@ def attention(
 
 def on_tensor_cores(case: Case) -> Case:
     """The case as near as CUDA kernels come to it (targets/cuda/attending.py)."""
-    return replace(case, tolerance=max(case.tolerance, PARTED))
+    return replace(case, tolerance=PARTED)
 
 
 def cross_attention(rng: Rng, kind: str = "") -> Case:
