@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,16 @@ from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 from llmc.targets.cuda.workspace import with_workspaces
 
-SHAPE_FORMATS = ("bf16", "q8", "q4", "c3h")
+SHAPES = {  # of 7 billion weights: how they are compiled
+    "bf16": {"quant": "bf16"},
+    "q8": {"quant": "q8"},
+    "q4": {"quant": "q4"},
+    "q4-bf16": {"quant": "q4", "activations": "bf16"},
+    "c3h": {"quant": "c3h"},
+}
 SEEDS = 3  # cases of each op
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # that the machine with the GPU may have
+PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES
 
 
@@ -153,23 +162,28 @@ def write_shapes(folder: Path, target: str, scratch: Path, tokenizer_json: bytes
     folder.mkdir(parents=True)
     shapes.write_folder(scratch, shapes.SEVEN_BILLION, tokenizer_json)
     seconds = {}
-    for quant in SHAPE_FORMATS:
-        path = folder / f"llama-7b-{quant}.llmc"
-        seconds[quant] = compile_model(scratch, path, quant=quant, target=target).seconds
+    for name, options in SHAPES.items():
+        path = folder / f"llama-7b-{name}.llmc"
+        seconds[name] = compile_model(scratch, path, target=target, **options).seconds
         shapes.strip(path)
     return seconds
 
 
 def write_wheels(folder: Path) -> None:
-    """llmc, and what its runtime needs beside NumPy."""
+    """llmc, and what its runtime needs beside NumPy, of the versions installed here, for every Python."""
     folder.mkdir(parents=True)
     needed = {Requirement(each).name for each in requires("llmc") or () if "extra" not in each}
     for name in list(needed):
         if name in ("jinja2", "rich"):
             needed |= {Requirement(each).name for each in requires(name) or () if "extra" not in each}
     needed |= {"mdurl"}  # markdown-it-py's own
-    command = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--wheel-dir", str(folder)]
-    subprocess.run([*command, str(ROOT), *sorted(needed - {"numpy"})], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    named = [f"{name}=={version(name)}" for name in sorted(needed - {"numpy"})]
+    platforms = [part for each in PLATFORMS for part in ("--platform", f"{each}_{platform.machine()}")]
+    for python in PYTHONS:
+        command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp", *platforms]
+        subprocess.run([*command, "--python-version", python, "--dest", str(folder), *named], check=True)
 
 
 def main() -> None:
@@ -188,7 +202,7 @@ def main() -> None:
         write_models(options.pack / "models", target, sources)
         tokenizer_json = (next(iter(sources.values()))[0] / "tokenizer.json").read_bytes()
         seconds = write_shapes(options.pack / "shapes", target, scratch / "7b", tokenizer_json)
-    print("7 billion weights compiled in " + ", ".join(f"{quant}: {took:.0f} s" for quant, took in seconds.items()))
+    print("7 billion weights compiled in " + ", ".join(f"{name}: {took:.0f} s" for name, took in seconds.items()))
     write_wheels(options.pack / "wheels")
 
 

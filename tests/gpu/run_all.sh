@@ -4,6 +4,7 @@
 #
 #   tests/gpu/run_all.sh [PACK [OUT]]      build/gpu and build/gpu-results unless given
 #
+# CHECKS and TIMES may hold options for check_models.py and time_models.py.
 # Kernels against their meaning, what goes by NCCL, models against the CPU, then times. One table on the screen; OUT has
 # it, and the JSON of each part. Ends with 1 if something differs.
 set -uo pipefail
@@ -13,22 +14,23 @@ out=${2:-build/gpu-results}
 mkdir -p "$out"
 
 python3 -m venv --system-site-packages "$out/venv" &&
-"$out/venv/bin/python" -m pip install --quiet --no-index --no-deps --force-reinstall "$pack"/wheels/*.whl || exit 1
+"$out/venv/bin/python" -m pip install --quiet --no-index --find-links "$pack/wheels" --force-reinstall --no-deps \
+  $(for wheel in "$pack"/wheels/*.whl; do basename "$wheel" | cut -d- -f1; done | sort -u) || exit 1
 for lib in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
-  [ -e "$lib/libcudart.so.13" ] && export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  [ -e "$lib/libcudart.so.13" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$lib"
 done
 
 failed=0
 part() {
   echo "== $1"
-  "$out/venv/bin/python" "tests/gpu/$1.py" "$pack" --json "$out/$1.json" || failed=1
+  "$out/venv/bin/python" "tests/gpu/$1.py" "$pack" --json "$out/$1.json" "${@:2}" || failed=1
 }
 {
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2> /dev/null
   part check_kernels
   part check_nccl
-  part check_models
-  part time_models
+  part check_models ${CHECKS:-}
+  part time_models ${TIMES:-}
   [ "$failed" = 0 ]
 } 2>&1 | tee "$out/table.txt"
 exit "${PIPESTATUS[0]}"

@@ -40,6 +40,13 @@ def write_folder(folder: Path, config: dict[str, Any], tokenizer_json: bytes) ->
         file.truncate(8 + len(text) + at)
 
 
+def prefill_flops(config: dict[str, Any], tokens: int) -> float:
+    """Of a prompt: matrices of the layers, for each token; scores and sums of values of what a token sees."""
+    matrices = sum(shape[0] * shape[1] for name, shape in _tensors(config) if ".layers." in name and len(shape) == 2)
+    seen = tokens * (tokens + 1) / 2
+    return 2.0 * matrices * tokens + 4.0 * seen * config["hidden_size"] * config["num_hidden_layers"]
+
+
 def _tensors(config: dict[str, Any]) -> list[tuple[str, list[int]]]:
     width, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv = width // config["num_attention_heads"] * config["num_key_value_heads"]

@@ -107,7 +107,10 @@ def times_of(artifact: Path, prompt: int, steps: int, batches: tuple[int, ...]) 
 
         read()
         seconds = statistics.median(read() for _ in range(REPEATS))
-        rows.append({"case": f"prefill {prompt}", "tokens_per_s": prompt / seconds, "load_s": loaded})
+        rate = shapes.prefill_flops(shapes.SEVEN_BILLION, prompt) / 1e12 / seconds
+        rows.append(
+            {"case": f"prefill {prompt}", "tokens_per_s": prompt / seconds, "load_s": loaded, "tflops": rate}
+        )  # fmt: skip
         for batch in batches:
             sequences = [runner.new_sequence() for _ in range(batch)]
             runner.prefill([(sequence, ids[:128]) for sequence in sequences])
@@ -132,6 +135,13 @@ def _token_bytes(manifest: dict[str, Any]) -> float:
     return kv["layers"] * float(np.prod(kv["page_shape"])) / 16 * {"f32": 4, "bf16": 2}.get(kv["dtype"], 1)
 
 
+def share(row: Row, copied: float, rate: float | None) -> str:
+    """How much a row has of what the device can: decode of its bandwidth, prefill of its products."""
+    if "gb_per_s" in row:
+        return f"{row['gb_per_s']:7.0f} GB/s, {row['gb_per_s'] / copied:4.0%} of copies"
+    return f"{row['tflops']:7.1f} Tflop/s" + ("" if rate is None else f", {row['tflops'] / rate:4.0%} of products")
+
+
 def main() -> int:
     """Time all shapes, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -154,8 +164,8 @@ def main() -> int:
     for artifact in artifacts:
         for row in times_of(artifact, options.prompt, options.steps, batches):
             rows.append(row)
-            share = f"{row['gb_per_s']:7.0f} GB/s, {row['gb_per_s'] / copied:4.0%} of copies" if "ms" in row else ""
-            print(f"{row['model']:16} {row['case']:14} {row['tokens_per_s']:10.1f} tokens/s  {share}", flush=True)
+            speed = f"{row['tokens_per_s']:10.1f} tokens/s  {share(row, copied, rate)}"
+            print(f"{row['model']:16} {row['case']:14} {speed}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"copies_gb_per_s": copied, "bf16_tflops": rate, "rows": rows}, indent=1))
     return 0 if rows else 1
