@@ -47,13 +47,20 @@ def joined(parts: list[Any]) -> Any:
     return words[0] if len(words) == 1 else tirx.Shuffle(words, [tirx.const(i, "int32") for i in range(LANES)])
 
 
+def _registers(target: Target) -> int:
+    """How many of them hold an int32x16."""
+    if target.has("avx_vnni"):
+        return 2
+    return 1 if target.has("avx512bw") else 2 if target.has("avx2") else 4
+
+
 def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
     """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
 
     `wide`: weights may be above 127.
     """
-    count, make = _form(target, wide)
-    dot = make(T.broadcast(activations, LANES // count), LANES // count)
+    count = _registers(target)
+    dot = _form(target, wide)(T.broadcast(activations, LANES // count), LANES // count)
     return joined([dot(a, w) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
 
 
@@ -66,7 +73,7 @@ def sums_of_pairs(target: Target, top: int) -> int:
 
 def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
     """`byte_dot` before the pairs of a word are added: sums, each word two int16, + the products' (int32x16 all)."""
-    count = 1 if target.has("avx512bw") else 2
+    count = _registers(target)
     x = _as(T.broadcast(activations, LANES // count), f"int8x{4 * LANES // count}")
     return joined([
         _as(_as(a, f"int16x{2 * LANES // count}") + _pmaddubsw(w, x, LANES // count), f"int32x{LANES // count}")
@@ -76,22 +83,20 @@ def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
 
 def pairs_added(target: Target, sums: Any) -> Any:
     """int32x16: the two int16 of each word of `sums` added."""
-    count = 1 if target.has("avx512bw") else 2
+    count = _registers(target)
     lanes = LANES // count
     return joined([_pmaddwd(part, _all(1, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
 
 
-def _form(target: Target, wide: bool) -> tuple[int, Callable[[Any, int], Dot]]:
-    """The number of registers, and what makes the dot with a splat word of activations."""
+def _form(target: Target, wide: bool) -> Callable[[Any, int], Dot]:
+    """What makes the dot with a splat word of activations, of so many words."""
     if target.has("avx_vnni"):
-        return 2, _vnni
-    if target.has("avx2"):
-        return 1 if target.has("avx512bw") else 2, _pairs_of_words if wide else _pairs_of_bytes
+        return _vnni
     if target.arch == "x86_64":
-        return 4, _pairs_of_words
+        return _pairs_of_bytes if target.has("avx2") and not wide else _pairs_of_words
     if target.has("i8mm"):
-        return 4, _usdot
-    return 4, _shifted(_sdot if target.has("asimddp") else _smull, wide)
+        return _usdot
+    return _shifted(_sdot if target.has("asimddp") else _smull, wide)
 
 
 def _vnni(activations: Any, lanes: int) -> Dot:

@@ -25,14 +25,15 @@ from llmc.targets.cuda.attending import Attending
 from llmc.targets.cuda.attention_block import MOST_TILES, THREADS, TILE, Block
 from llmc.targets.cuda.kv_kind import Pages, Token
 from llmc.targets.cuda.kv_pages import KINDS
-from llmc.targets.cuda.launch import barrier, i32, launch, local, shared, strided
-from llmc.targets.cuda.records import Record
+from llmc.targets.cuda.launch import barrier, f32, i32, launch, local, shared, strided
+from llmc.targets.cuda.records import LOWEST, Record
 from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
-from llmc.targets.cuda.sight import Counting, Places, Sequence, Sight, held_int
+from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 FEW = 8  # rows of a sequence whose text is split; records of more would take much memory
+MERGED_AT_ONCE = 8  # chunks whose records are read before they are merged
 
 
 def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -159,8 +160,9 @@ class _Attention:
                 self._whole(block, share, thread)
         with self._launch(self.places.parts) as (part, share, thread):
             self._part(part, share, thread, records)
-        with self._launch(self.rows) as (row, share, thread):
-            self._merge(row, share, thread, records)
+        each = {"blockIdx.x": self.rows, "blockIdx.y": self.shares * self.own, "threadIdx.x": THREADS}
+        with launch(each) as (row, head, thread):
+            self._merge(row, head, thread, records)
         if self.pages.rotated:
             with self._launch(self.rows) as (row, share, thread):
                 self._turn(self.out, self.out, row, share, thread)
@@ -254,27 +256,31 @@ class _Attention:
                     T.buffer_store(records, record.totals[which], place(query, self.size))
                     T.buffer_store(records, record.tops[which], place(query, self.size + 1))
 
-    def _merge(self, row: Any, share: Any, thread: Any, records: Any) -> None:
-        """What the chunks of a row come to, if its sequence has few: a thread an element."""
+    def _merge(self, row: Any, head: Any, thread: Any, records: Any) -> None:
+        """What the chunks of a row come to for a head, if its sequence has few: a thread an element."""
         places, counting, size = self.places, Counting(thread, THREADS), self.size
         seq = held_int(places.seqs[row])
         with T.If(counting.rows(places, seq) <= FEW), T.Then():
             number = held_int(counting.where(row, lambda i: places.seqs[i] == seq))
             sequence = Sequence(places, seq, counting)
             start, end = Sight(sequence, T.cast(row, "int32")).chunks
+            first, last = held_int(places.first_part(seq)), held_int(end - 1)
             total, part = Record([0]), Record([0])
 
-            def one(i: Any) -> None:
-                head, d = held_int(share * self.own + T.floordiv(i, size)), T.floormod(i, size)
+            def one(d: Any) -> None:
                 total.clear(None if self.scoring.sinks is None else [self.scoring.sinks[head]])
-                with T.serial(start, end) as chunk, sequence.shown(chunk):
-                    for to, at in ((part.sums, d), (part.totals, size), (part.tops, size + 1)):
-                        found = records[places.first_part(seq) + chunk, number, head, at]
-                        T.buffer_store(to, found, [0])
+                with T.serial(start, end, unroll=MERGED_AT_ONCE) as chunk:
+                    hidden = sequence.hides(chunk * CHUNK, CHUNK)  # the last one in its place, counted as nothing
+                    place = first + T.Select(hidden, last, chunk)
+                    for to, at, nothing in (
+                        (part.sums, d, 0), (part.totals, size, 0), (part.tops, size + 1, LOWEST),
+                    ):  # fmt: skip
+                        found = records[place, number, head, at]
+                        T.buffer_store(to, T.Select(hidden, f32(nothing), found), [0])
                     total.merge(part)
                 T.buffer_store(self.out, total.average(0), [row, head * size + d])
 
-            strided(self.own * size, thread, THREADS, one)
+            strided(size, thread, THREADS, one)
 
     def _turned(self) -> Any:
         """Queries rotated as K is, by a launch."""
