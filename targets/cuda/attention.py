@@ -192,6 +192,7 @@ class _Attention:
         strided(count, thread, THREADS, lead)
         barrier()
         with T.serial(0, count, unroll=False) as first, T.If(leads[first] != 0), T.Then():
+            barrier()  # the sequence before is counted
             seq = held_int(places.seqs[begin + first])
             with T.If(counting.rows(places, seq) > FEW), T.Then():
 

@@ -54,6 +54,11 @@ class _Memory:
         if self.scope != "local":
             self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
 
+    def begin_again(self, spaces: Array) -> None:
+        """Where a loop comes back to the same shared memory: nothing is written, but who touched it is not forgotten."""
+        assert self.written is not None
+        self.written[spaces] = False
+
     def read(self, space: Array, at: Array, thread: Array) -> Array:
         if self.written is not None and not self.written[space, at].all():
             raise Fault(f"{self.name}: read before it is written")
@@ -163,6 +168,9 @@ class _Launch:
 
     def _run_AllocBuffer(self, stmt: Any, mask: Array) -> None:
         buffer, scope = stmt.buffer, str(stmt.buffer.scope())
+        if buffer in self.memory and scope == "shared":
+            self.memory[buffer].begin_again(np.unique(self.block[mask]))
+            return
         shape = tuple(int(size) for size in buffer.shape)
         spaces = {"shared": self.count // self.block_threads, "local": self.count}[scope]
         data = np.zeros((spaces, math.prod(shape)), str(buffer.dtype))

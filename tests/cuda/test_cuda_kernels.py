@@ -190,6 +190,13 @@ def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str) -> 
         np.testing.assert_array_equal(check(again)[0], rows[picked], err_msg=str(picked))
 
 
+def test_attention_of_many_sequences_of_few_rows() -> None:
+    """A block looks at several that are not its own, one after another."""
+    sizes = {"heads": 2, "kv_heads": 2, "head_dim": 20, "bias": "none", "causal": 1}
+    lengths = [(5, 2), (9, 3), (3, FEW + 1), (4, 2), (5, 2)]
+    check(attention(np.random.default_rng(1), "bf16", lengths=lengths, **sizes))
+
+
 def rows_of(case: Case, picked: Any) -> Case:
     """These rows of attention, in this order."""
     qkv, kv, seqs, slots, *tables = case.arrays

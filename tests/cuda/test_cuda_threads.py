@@ -84,6 +84,12 @@ def operands() -> tuple[Any, Any]:
     return sums, words
 
 
+def exchanged_twice(x: Any, out: Any, row: Any, thread: Any) -> None:
+    """Memory that a loop's body asks for is the same one each time."""
+    with T.serial(0, 2):
+        exchanged(x, out, row, thread, wait=True)
+
+
 def unwritten(x: Any, out: Any, row: Any, thread: Any) -> None:
     number = local((2,))
     T.buffer_store(number, x[row, thread], [0])
@@ -93,6 +99,7 @@ def unwritten(x: Any, out: Any, row: Any, thread: Any) -> None:
 FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "no barrier": (lambda *a: exchanged(*a, wait=False), "read before it is written|in a race with"),
     "written while others read": (written_again, "written in a race with another thread"),
+    "written the next time around": (exchanged_twice, "written in a race with another thread"),
     "one place for all": (lambda x, out, r, t: T.buffer_store(out, x[r, t], [r, 0]), "written in a race"),
     "read beside a write": (lambda x, out, r, t: T.buffer_store(x, x[r, neighbour(t)], [r, t]), "written in a race"),
     "too far": (lambda x, out, r, t: T.buffer_store(out, x[r, t + 1], [r, t]), "outside of"),
