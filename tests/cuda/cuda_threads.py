@@ -55,7 +55,7 @@ class _Memory:
             self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
 
     def begin_again(self, spaces: Array) -> None:
-        """Where a loop comes back to the same shared memory: nothing is written, but who touched it is not forgotten."""
+        """Where a loop comes back to the same shared memory: nothing is written, but who touched it is known."""
         assert self.written is not None
         self.written[spaces] = False
 
