@@ -121,6 +121,7 @@ def test_a_row_of_a_linear_layer_beside_others(op: str, name: str) -> None:
         np.testing.assert_array_equal(check(only(case, rows))[0], most[rows])
 
 
+@pytest.mark.thorough_if(case=lambda width: width == 17)
 @pytest.mark.parametrize(("width", "columns"), [(150, 300), (17, 1120)])
 def test_outputs_of_several_blocks_and_strands_of_several_slabs(width: int, columns: int) -> None:
     rng = np.random.default_rng(width)
@@ -157,6 +158,7 @@ def test_a_look_up_in_every_format(name: str) -> None:
     check(cut(embedding_case(np.random.default_rng(len(name)), name)))
 
 
+@pytest.mark.thorough_if(case=lambda size: size not in (7, 64, 80))
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KV_KINDS)
 def test_attention_over_pages(kind: str, size: int) -> None:
@@ -177,6 +179,7 @@ def test_attention_goes_over_chunks(kind: str) -> None:
     np.testing.assert_array_equal(check(rows_of(case, [3]))[0][0], whole[3])
 
 
+@pytest.mark.thorough_if(case=lambda kind: kind == "f32")
 @pytest.mark.parametrize(("hole", "kind"), [((40, 230), "f32"), ((0, 128), "bf16")])  # the second covers a chunk
 def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str) -> None:
     """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides, in any order."""
@@ -203,6 +206,7 @@ def rows_of(case: Case, picked: Any) -> Case:
     return replace(case, arrays=[qkv[picked], kv, seqs[picked], slots[picked], *tables])
 
 
+@pytest.mark.thorough_if(case=lambda size, kind: kind != "bf16")
 @pytest.mark.parametrize(("size", "kind"), [(128, "bf16"), (160, "f32"), (256, "bf16"), (256, "q8"), (576, "q4")])
 def test_heads_of_any_width(size: int, kind: str) -> None:
     """As wide as a warp reads at once, and wider; of few rows and of many."""
