@@ -228,7 +228,8 @@ class _Attention:
                 with T.If(thread == 0), T.Then():
                     T.buffer_store(own, last[0], [number])
                 barrier()
-            attending, record = self._attending(block, share, thread), Record(block.owners)
+            attending = self._attending(block, share, thread)
+            record = attending.record()
             sequence = Sequence(places, seq, counting)
             with T.serial(0, T.floordiv(count + (block.rows - 1), block.rows), unroll=False) as turn:
                 number = held_int(turn * block.rows)
