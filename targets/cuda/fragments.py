@@ -12,13 +12,14 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.launch import f32, from_bf16, held, local, u32
-from llmc.targets.cuda.prelude import bf16_pair
+from llmc.targets.cuda.prelude import bf16_pair, bytes_of
 from llmc.targets.vector import i32
 
 COLUMNS = 4  # of a row, in the two words that a lane has of them
 Parts = list[list[Any]]  # of each part, large one first: two words, of two columns each
-# x, row, first column, whether all columns that are asked for are x's -> four columns of the row, or zeros
-Read = Callable[[Any, Any, Any, bool], Parts]
+# x, row, first of 32 columns, the lane's quarter, whether its words are of columns four apart (operands.py), whether all
+# columns that are asked for are x's -> for each of two products, the lane's four columns of the row, or zeros
+Read = Callable[[Any, Any, Any, Any, bool, bool], list[Parts]]
 
 
 def products(weight_parts: int, x_parts: int) -> list[tuple[int, int]]:
@@ -54,12 +55,18 @@ def high(pair: Any) -> Any:
 def floats(columns: int) -> Read:
     """Of x (M, columns) float32, in two parts."""
 
-    def read(x: Any, row: Any, first: Any, whole: bool) -> Parts:
+    def four(x: Any, row: Any, first: Any, whole: bool) -> list[Any]:
         if columns % COLUMNS:
             each = [T.if_then_else(c < columns, x[row, c], f32(0)) for c in (first + i for i in range(COLUMNS))]
-            return parted(each, 2)
-        held = _vector(x, row, first, COLUMNS, "float32", f32(0), None if whole else first < columns)
-        return parted([held[i] for i in range(COLUMNS)], 2)
+            return [held(number) for number in each]
+        held_four = _vector(x, row, first, COLUMNS, "float32", f32(0), None if whole else first < columns)
+        return [held_four[i] for i in range(COLUMNS)]
+
+    def read(x: Any, row: Any, first: Any, quarter: Any, pair: bool, whole: bool) -> list[Parts]:
+        if not pair:
+            return [parted(four(x, row, first + 16 * step + COLUMNS * quarter, whole), 2) for step in range(2)]
+        low, high = (four(x, row, first + 2 * COLUMNS * quarter + at, whole) for at in (0, COLUMNS))
+        return [parted([low[at], high[at], low[at + 1], high[at + 1]], 2) for at in (0, 2)]
 
     return read
 
@@ -67,13 +74,19 @@ def floats(columns: int) -> Read:
 def pairs(count: int) -> Read:
     """Of x (M, count) bfloat16 pairs, which are the words themselves."""
 
-    def read(x: Any, row: Any, first: Any, whole: bool) -> Parts:
+    def two(x: Any, row: Any, first: Any, whole: bool) -> list[Any]:
         pair = T.floordiv(first, 2)
         if count % 2:
             both = [T.if_then_else(at < count, x[row, at], i32(0)) for at in (pair, pair + 1)]
-            return [[T.reinterpret("uint32", held(word, "int32")) for word in both]]
+            return [T.reinterpret("uint32", held(word, "int32")) for word in both]
         words = _vector(x, row, pair, 2, "int32", i32(0), None if whole else pair < count)
-        return [[T.reinterpret("uint32", words[i]) for i in range(2)]]
+        return [T.reinterpret("uint32", words[i]) for i in range(2)]
+
+    def read(x: Any, row: Any, first: Any, quarter: Any, pair: bool, whole: bool) -> list[Parts]:
+        if not pair:
+            return [[two(x, row, first + 16 * step + COLUMNS * quarter, whole)] for step in range(2)]
+        low, high = (two(x, row, first + 2 * COLUMNS * quarter + at, whole) for at in (0, COLUMNS))
+        return [[[bytes_of(low[at], high[at], chosen) for chosen in (0x5410, 0x7632)]] for at in range(2)]
 
     return read
 

@@ -104,6 +104,17 @@ def warp_reduce(buffer: Any, at: int, combine: Callable[[Any, Any], Any], lanes:
         distance //= 2
 
 
+def shuffled(value: Any, distance: int, dtype: str = "uint32") -> Any:
+    """What the lane has whose number differs in this bit."""
+    other = T.tvm_warp_shuffle_xor(tirx.const(_ALL_LANES, "uint32"), value, distance, WARP, WARP)
+    return held(other, dtype)
+
+
+def from_lane(value: Any, lane: int, lanes: int) -> Any:
+    """The float32 that lane `lane` has, of so many neighbouring ones."""
+    return held(T.tvm_warp_shuffle(tirx.const(_ALL_LANES, "uint32"), value, lane, lanes, WARP))
+
+
 def block_reduce(buffer: Any, at: int, thread: Any, threads: int, combine: Callable[[Any, Any], Any]) -> None:
     """The same of all threads of the block: by warps, and of warps in their order."""
     warp_reduce(buffer, at, combine)
@@ -147,6 +158,6 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "fma", "from_bf16", "greater", "held", "i32",
-    "launch", "local", "row_kernel", "shared", "strided", "u32", "warp_reduce", "width_threads",
+    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "fma", "from_bf16", "from_lane", "greater", "held",
+    "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

@@ -1,17 +1,19 @@
-"""Linear layers on CUDA: weights of any format dequantized in registers and multiplied by tensor cores.
+"""Linear layers on CUDA: packed weights as operands of tensor cores, out of any format.
 
 A warp multiplies 16 outputs, one tile of packed weights, with 8 rows of x at a time. Which of the 16 columns of such a
-product is which is ours to choose, so lanes keep what they read: a lane has rows g and g + 8 of the tile and row g of
-x, g = lane / 4, and every fourth unit of columns, four of them a step. No weight goes through shared memory.
+product is which is ours to choose, so lanes keep what they read (operands.py, fragments.py). No weight goes through
+shared memory.
 
-Sums are made in one order whatever the number of rows: a slab is four units of columns, neighbouring slabs make up a
-strand, which is summed from zero, and strands are added in order. With few rows each strand has a warp of its own, with
-many rows each warp goes over all strands. So a row has the same bits alone and beside others, wherever it stands.
+Of block formats products are of whole numbers and x: a sum over the columns that share a scale is multiplied with that,
+and stored offsets are weights of columns of their own, whose x is the sum of the block's x.
+
+Sums are made in one order whatever the number of rows: a slab is 128 columns, neighbouring slabs make up a strand, which
+is summed from zero, and strands are added in order. With few rows each strand has a warp of its own, with many rows each
+warp goes over all strands. So a row has the same bits alone and beside others, wherever it stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +24,14 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.fragments import COLUMNS, Read, floats, pairs, products
+from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.launch import barrier, f32, fill, launch, local, shared
-from llmc.targets.cuda.prelude import mma
+from llmc.targets.cuda.operands import BLOCK, BLOCKS, SLAB, STEPS, Operands
+from llmc.targets.cuda.slab import ROWS, BlockSums, SharedSums, Slab
 from llmc.targets.cuda.target import WARP, CudaTarget
-from llmc.targets.cuda.weights import Weights
 
-ROWS = 8  # of x that one product takes
-UNITS = 4  # of columns in a slab: one a lane of the four that share a row
 MOST_STRANDS = 8
-STAGED_PARTS = 4  # of steps of x that are in shared memory at once: four steps in one part, two in two parts
+STAGED_PARTS = 2  # of blocks of x that are in shared memory at once: two blocks in one part, one in two parts
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Shape:
     warps: int | None  # that share rows of x; None: every warp has a strand
 
 
-# Few rows share no work that is worth waiting for; a batch shares dequantized weights; a prefill reads x once a block.
-SHAPES = (Shape(8, 1, 1, None), Shape(64, 4, 2, None), Shape(None, 8, 2, 4))
+# Few rows share what is made of x; a batch shares weights too; a prefill reads x once a block.
+SHAPES = (Shape(8, 1, 2, None), Shape(64, 4, 2, None), Shape(None, 8, 2, 4))
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,8 @@ class _Product:
     width: int
     columns: int
     read: Read
-    parts: tuple[int, int]  # of a weight and of a number of x
+    x_parts: int  # of a number of x
     shape: Shape
-
-    def units(self) -> int:
-        """Of columns, in a row."""
-        return Weights.count_units(self.format, self.columns)
 
     def run(self) -> int:
         """Slabs of a strand."""
@@ -72,7 +68,7 @@ class _Product:
 
     def slabs(self) -> int:
         """Of a row."""
-        return -(-self.units() // UNITS)
+        return -(-self.columns // SLAB)
 
     def strands(self) -> int:
         """Of a row: none is empty, the last one may be short."""
@@ -83,13 +79,15 @@ class _Product:
         run = self.run()
         return run if self.slabs() % run == 0 else T.min(run, self.slabs() - strand * run)
 
-    def weight_tile(self, tile: Any) -> Any:
-        """A tile that there is, in place of one beyond the last."""
-        return T.min(tile, tiles(self.width) - 1)
+    def tiles(self, first: Any) -> list[Any]:
+        """A warp's tiles; those that there are, in place of some beyond the last."""
+        return [T.min(first + own, tiles(self.width) - 1) for own in range(self.shape.tiles)]
 
-    def row(self, row: Any) -> Any:
-        """A row that there is, in place of one beyond the last: it is computed again, and not written."""
-        return T.min(row, self.out.shape[0] - 1)
+    def words(self, row: Any, column: Any, operands: Operands) -> list[list[Any]]:
+        """A lane's words of 32 columns, for each product. A row beyond the last is another one, and not written."""
+        row, whole = T.min(row, self.out.shape[0] - 1), self.columns % SLAB == 0
+        found = self.read(self.x, row, column, operands.quarter, operands.pair, whole)
+        return [[word for part in step for word in part] for step in found]
 
 
 def _few(product: _Product) -> None:
@@ -101,21 +99,27 @@ def _few(product: _Product) -> None:
         "threadIdx.x": strands * WARP,
     }
     with launch(grid) as (outputs, block, thread):
-        weights = Weights(product.format, product.columns, thread, strands * WARP)
-        strand, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        first, quarter = T.floordiv(lane, 4), T.floormod(lane, 4)
-        whole = weights.unit * UNITS * product.slabs() == product.columns
+        operands = Operands(product.format, product.columns, thread, strands * WARP)
+        strand = T.floordiv(thread, WARP)
         sums = local((shape.rows * shape.tiles * 4,))
         fill(sums, f32(0))
+        slab = Slab(operands, product.weight, shape.rows, shape.tiles, product.x_parts, sums)
+        x_sums = BlockSums(operands, shape.rows)
+        rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
         with T.serial(0, product.slabs_of(strand), unroll=False) as i:
-            unit = (strand * product.run() + i) * UNITS + quarter
-
-            def x(rows: Any, step: int, unit: Any = unit) -> list[Any]:
-                row = product.row((block * shape.rows + rows) * ROWS + first)
-                found = product.read(product.x, row, unit * weights.unit + step * COLUMNS, whole)
-                return [word for part in found for word in part]
-
-            _slab(product, weights, outputs * shape.tiles, unit, first, sums, x, lambda step: None)
+            index = strand * product.run() + i
+            slab.begin(product.tiles(outputs * shape.tiles), index)
+            x_sums.begin()
+            for of in range(BLOCKS):
+                column = index * SLAB + of * BLOCK
+                words = [product.words(row, column, operands) for row in rows]
+                slab.block(of)
+                for step in range(STEPS):
+                    for n in range(shape.rows):
+                        slab.take(n, words[n][step])
+                        x_sums.add(n, of, step, words[n][step])
+                    slab.multiply(of * STEPS + step)
+            slab.add_offsets(x_sums.pair)
         _gather(product, sums, outputs, block, thread)
 
 
@@ -154,112 +158,83 @@ def _many(product: _Product, warps: int) -> None:
         "threadIdx.x": threads,
     }
     with launch(grid) as (block, outputs, thread):
-        weights = Weights(product.format, product.columns, thread, threads)
+        operands = Operands(product.format, product.columns, thread, threads)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        first, quarter = T.floordiv(lane, 4), T.floormod(lane, 4)
         count = shape.rows * shape.tiles * 4
         sums, totals = local((count,)), shared((count, threads))  # each thread's own: they would not fit in registers
-        staged = _Staged(product, weights, block, thread, threads)
+        slab = Slab(operands, product.weight, shape.rows, shape.tiles, product.x_parts, sums)
+        x_sums = SharedSums(operands, shape.rows, warps, warp, lane)
+        staged = _Staged(product, operands, block, thread, threads)
         tile = (outputs * warps + warp) * shape.tiles
         with T.serial(0, count) as i:
             T.buffer_store(totals, f32(0), [i, thread])
         with T.serial(0, product.strands(), unroll=False) as strand:
             fill(sums, f32(0))
             with T.serial(0, product.slabs_of(strand), unroll=False) as i:
-                slab = strand * product.run() + i
-
-                def stage(step: int, slab: Any = slab) -> None:
-                    if step % staged.steps == 0:
-                        staged.fill(slab, step)
-
-                unit = slab * UNITS + quarter
-                _slab(product, weights, tile, unit, first, sums, lambda n, step: staged.read(n, step, lane), stage)
+                index = strand * product.run() + i
+                slab.begin(product.tiles(tile), index)
+                x_sums.own.begin()
+                for of in range(BLOCKS):
+                    if of % staged.blocks == 0:
+                        staged.fill(index, of)
+                    slab.block(of)
+                    for step in range(STEPS):
+                        with T.unroll(0, shape.rows) as n:
+                            slab.take(n, staged.read(n, of, step, lane))
+                        x_sums.add(of, step, lambda n, of=of, step=step: staged.read(n, of, step, lane))  # type: ignore[misc]
+                        slab.multiply(of * STEPS + step)
+                x_sums.share()
+                slab.add_offsets(x_sums.pair)
             for i in range(count):
                 T.buffer_store(totals, totals[i, thread] + sums[i], [i, thread])
         with T.unroll(0, shape.rows) as n:
             for own in range(shape.tiles):
                 for i in range(4):
-                    row = block * rows + n * ROWS + quarter * 2 + i % 2
-                    output = (tile + own) * TILE + first + i // 2 * 8
+                    row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
+                    output = (tile + own) * TILE + operands.first + i // 2 * 8
                     with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
                         T.buffer_store(product.out, totals[(n * shape.tiles + own) * 4 + i, thread], [row, output])
 
 
 class _Staged:
-    """A few steps of a slab of x in shared memory, as lanes read them: a slot a lane, words of all parts in it.
+    """Some blocks of a slab of x in shared memory, as lanes read them: of a product a slot a lane, words of all parts."""
 
-    Lanes of a step stand side by side; those of a row's neighbouring steps, which are written together, in banks of
-    their own, since a slot's place among the lanes is turned by its step.
-    """
+    def __init__(self, product: _Product, operands: Operands, block: Any, thread: Any, threads: int) -> None:
+        self.product, self.operands, self.block, self.thread, self.threads = product, operands, block, thread, threads
+        self.words = 2 * product.x_parts
+        self.blocks = STAGED_PARTS // product.x_parts
+        self.rows = product.shape.rows
+        self.slots = shared((self.rows * self.blocks * STEPS * WARP * self.words,), "uint32")
 
-    def __init__(self, product: _Product, weights: Weights, block: Any, thread: Any, threads: int) -> None:
-        self.product, self.weights, self.block, self.thread, self.threads = product, weights, block, thread, threads
-        self.words = 2 * product.parts[1]
-        self.steps = STAGED_PARTS // product.parts[1]
-        self.rows = product.shape.rows * ROWS
-        self.slots = shared((self.rows * UNITS * self.steps * self.words,), "uint32")
+    def _slot(self, rows: Any, block: Any, step: int, lane: Any) -> Any:
+        return T.ramp((((rows * self.blocks + block) * STEPS + step) * WARP + lane) * self.words, 1, self.words)
 
-    def _slot(self, rows: Any, step: Any, lane: Any) -> Any:
-        return T.ramp(((rows * self.steps + step) * WARP + (lane ^ (step * UNITS))) * self.words, 1, self.words)
-
-    def fill(self, slab: Any, step: int) -> None:
-        """Columns of `step` and the next steps, once all threads are done with those before."""
-        unit, columns, steps = self.weights.unit, self.product.columns, self.steps
-        whole = unit * UNITS * self.product.slabs() == columns
+    def fill(self, slab: Any, block: int) -> None:
+        """32 columns from block `block` on, and those of the next blocks, once all threads are done with those before."""
         barrier()
-        with T.serial(0, self.rows * UNITS * steps // self.threads) as i:
+        with T.serial(0, self.rows * self.blocks * WARP // self.threads) as i:
             place = i * self.threads + self.thread
-            own, quarter, row = place % steps, T.floordiv(place, steps) % UNITS, T.floordiv(place, steps * UNITS)
-            column = (slab * UNITS + quarter) * unit + (step + own) * COLUMNS
-            found = self.product.read(self.product.x, self.product.row(self.block * self.rows + row), column, whole)
-            held = local((self.words,), "uint32")
-            for at, word in enumerate(word for part in found for word in part):
-                T.buffer_store(held, word, [at])
-            slot = self._slot(T.floordiv(row, ROWS), own, row % ROWS * UNITS + quarter)
-            T.buffer_store(self.slots, held[T.ramp(0, 1, self.words)], [slot])
+            lane, rest = place % WARP, T.floordiv(place, WARP)
+            own, rows = rest % self.blocks, T.floordiv(rest, self.blocks)
+            row = (self.block * self.rows + rows) * ROWS + self.operands.first
+            found = self.product.words(row, slab * SLAB + (block + own) * BLOCK, self.operands)
+            for step in range(STEPS):
+                held = local((self.words,), "uint32")
+                for at, word in enumerate(found[step]):
+                    T.buffer_store(held, word, [at])
+                T.buffer_store(self.slots, held[T.ramp(0, 1, self.words)], [self._slot(rows, own, step, lane)])
         barrier()
 
-    def read(self, rows: Any, step: int, lane: Any) -> list[Any]:
+    def read(self, rows: Any, block: int, step: int, lane: Any) -> list[Any]:
         """The words that a lane multiplies with."""
         held = local((self.words,), "uint32")
-        slot = self._slot(rows, step % self.steps, lane)
+        slot = self._slot(rows, block % self.blocks, step, lane)
         T.buffer_store(held, self.slots[slot], [T.ramp(0, 1, self.words)])
         return [held[i] for i in range(self.words)]
 
 
-def _slab(
-    product: _Product, weights: Weights, tile: Any, unit: Any, first: Any, sums: Any,
-    x: Callable[[Any, int], list[Any]], before: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Add a slab's products to sums, four units of columns of the warp's tiles; `x(eight rows, step)` gives words."""
-    shape, (weight_parts, x_parts) = product.shape, product.parts
-    if product.units() % UNITS:
-        unit = T.min(unit, product.units() - 1)  # of columns that are none of x's: times zero
-    streams = [
-        weights.parts(product.weight, product.weight_tile(tile + own), row, unit, weight_parts)
-        for own in range(shape.tiles)
-        for row in (first, first + 8)
-    ]
-    a, b = local((shape.tiles * weight_parts * 4,), "uint32"), local((2 * x_parts,), "uint32")
-    steps = weights.unit // COLUMNS
-    for step in range(steps):
-        before(step)
-        read = [next(stream) for stream in streams]
-        for own in range(shape.tiles):
-            for part in range(weight_parts):
-                upper, lower = read[2 * own][part], read[2 * own + 1][part]
-                for i, word in enumerate((upper[0], lower[0], upper[1], lower[1])):
-                    T.buffer_store(a, word, [(own * weight_parts + part) * 4 + i])
-        with T.unroll(0, shape.rows) as n:
-            for i, word in enumerate(x(n, step)):
-                T.buffer_store(b, word, [i])
-            for i, j in products(weight_parts, x_parts):  # neighbours add to other sums: none waits for the one before
-                for own in range(shape.tiles):
-                    mma(sums[(n * shape.tiles + own) * 4], a[(own * weight_parts + i) * 4], b[2 * j])
-
-
-def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, read: Read, parts: Any) -> Any:
-    """x, weight -> (M, N), of so many columns a row of x, which `read` reads in parts."""
+def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, read: Read, parts: int) -> Any:
+    """x, weight -> (M, N), of so many columns a row of x, which `read` reads in so many parts."""
     matrix = {"f32": "float32"}.get(str(attrs["format"]), "int32")
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments([dtype, matrix, "float32"], shapes)
@@ -282,13 +257,12 @@ def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, 
 
 
 def packed_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K), packed (N = width, K) -> (M, N): x in two parts of bfloat16, and weights that are not bfloat16 too."""
+    """x (M, K), packed (N = width, K) -> (M, N): x in two parts of bfloat16."""
     columns = int(shapes[0][1])
-    parts = (1 if attrs["format"] == "bf16" else 2, 2)
-    return _linear(shapes, attrs, "float32", columns, floats(columns), parts)
+    return _linear(shapes, attrs, "float32", columns, floats(columns), 2)
 
 
 def bf16_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """bfloat16 pairs x (M, K/2), packed (N = width, K) -> (M, N): weights are rounded to bfloat16 too."""
+    """bfloat16 pairs x (M, K/2), packed (N = width, K) -> (M, N)."""
     count = int(shapes[0][1])
-    return _linear(shapes, attrs, "int32", 2 * count, pairs(count), (1, 1))
+    return _linear(shapes, attrs, "int32", 2 * count, pairs(count), 1)

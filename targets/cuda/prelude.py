@@ -1,20 +1,23 @@
 """What kernels call that CUDA C++ has no plain words for: a few device functions, put in front of TVM's source.
 
-Each has a caller here, and its meaning in NumPy in tests/cuda/cuda_threads.py.
+Each has a caller here, and its meaning in NumPy in tests/cuda/cuda_threads.py. Behind them stand what codes of weight
+formats stand for, as tables: TIR has no constant arrays.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import FORMATS, BlockFormat, to_bf16
 
 # PTX ISA 8.0, "mma.m16n8k16" for .bf16: lane 4 g + q has of A (16 rows, 16 k) rows g and g + 8, and of B (16 k, 8
 # columns) column g, each at k of 2q, 2q + 1, 2q + 8, 2q + 9; of the sums rows g and g + 8 at columns 2q and 2q + 1.
-PRELUDE = """\
+FUNCTIONS = """\
 static __device__ __forceinline__ void llmc_mma_m16n8k16_bf16(float* sums, const unsigned* a, const unsigned* b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -24,7 +27,49 @@ static __device__ __forceinline__ unsigned llmc_bf16_pair(float low, float high)
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+static __device__ __forceinline__ unsigned llmc_bf16_add(unsigned a, unsigned b) {
+  unsigned sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80u), "r"(b));
+  return sum;
+}
+static __device__ __forceinline__ float llmc_half(unsigned bits) {
+  float value;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
+  return value;
+}
 """
+
+
+def value_words(format: BlockFormat) -> list[int]:
+    """What each code of a format with values stands for: a pair of bfloat16, of one column twice the same."""
+    assert format.values is not None
+    entries = np.asarray(format.values, np.int64).reshape(format.top + 1, -1) - center(format)
+    both = to_bf16(np.ascontiguousarray(entries, np.float32)).astype(np.uint32)
+    return [int(word) for word in both[:, 0] | both[:, -1] << 16]
+
+
+def center(format: BlockFormat) -> int:
+    """What is taken from values: the format's offset, or, where offsets are stored, about the middle of its values."""
+    if isinstance(format.offset, int):
+        return format.offset
+    return (int(format.top if format.values is None else np.max(format.values)) + 1) // 2
+
+
+def _tables() -> str:
+    lines = []
+    for format in FORMATS.values():
+        if isinstance(format, BlockFormat) and format.values is not None:
+            words = ", ".join(f"0x{word:08x}u" for word in value_words(format))
+            lines.append(
+                f"__device__ const unsigned llmc_values_{format.name}[] = {{{words}}};\n"
+                f"static __device__ __forceinline__ unsigned llmc_value_{format.name}(int code) {{\n"
+                f"  return llmc_values_{format.name}[code];\n}}\n"
+            )
+    return "".join(lines)
+
+
+TABLES = _tables()
+PRELUDE = FUNCTIONS + TABLES
 
 
 def mma(sums: Any, a: Any, b: Any) -> None:
@@ -35,3 +80,23 @@ def mma(sums: Any, a: Any, b: Any) -> None:
 def bf16_pair(low: Any, high: Any) -> Any:
     """Two float32 -> the nearest bfloat16, ties to even, as uint32."""
     return T.call_pure_extern("uint32", "llmc_bf16_pair", low, high)
+
+
+def bf16_add(a: Any, b: Any) -> Any:
+    """Pairs of bfloat16, in uint32 -> the bfloat16 nearest to their sums."""
+    return T.call_pure_extern("uint32", "llmc_bf16_add", a, b)
+
+
+def half(bits: Any) -> Any:
+    """The float16 in the low bits of uint32 -> float32."""
+    return T.call_pure_extern("float32", "llmc_half", bits)
+
+
+def bytes_of(low: Any, high: Any, chosen: int) -> Any:
+    """Four of the eight bytes of two words, by hexadecimal digits of `chosen`, the lowest byte last; 4: high's first."""
+    return T.call_pure_extern("uint32", "__byte_perm", low, high, chosen)
+
+
+def value(format: BlockFormat, code: Any) -> Any:
+    """The word that a code stands for: `value_words`."""
+    return T.call_pure_extern("uint32", f"llmc_value_{format.name}", code)

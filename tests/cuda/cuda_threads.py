@@ -321,8 +321,10 @@ class _Launch:
             return np.where(_aligned(chosen, a)[0], a, b)
         if name == "tvm_warp_shuffle_xor":
             return self._shuffle_xor(expr, mask)
-        if name == "call_pure_extern" and expr.args[0].value == "llmc_bf16_pair":
-            return tensor_cores.bf16_pair(*(self.value(arg, mask) for arg in expr.args[1:]))
+        if name == "tvm_warp_shuffle":
+            return self._shuffle_from(expr, mask)
+        if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
+            return self._looked_up(expr, mask)
         if name == "call_pure_extern":
             name, values = expr.args[0].value, [self.value(arg, mask) for arg in expr.args[1:]]
         else:
@@ -334,6 +336,20 @@ class _Launch:
         if name not in _CALLS:
             raise Fault(f"an expression that this knows nothing of: {name}")
         return np.asarray(_CALLS[name](*values)).astype(_scalar(expr.ty.dtype))
+
+    def _looked_up(self, expr: Any, mask: Array) -> Array:
+        """What codes of a format stand for; of threads that are masked off, anything."""
+        codes = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
+        return tensor_cores.value(str(expr.args[0].value), np.where(mask, codes, 0))
+
+    def _shuffle_from(self, expr: Any, mask: Array) -> Array:
+        """A value of one lane of `width` neighbouring ones."""
+        lanes, lane, width = (int(expr.args[i].value) for i in (0, 2, 3))
+        value = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
+        assert lanes == 0xFFFFFFFF
+        assert 0 <= lane < width
+        self._whole_warps(mask, "a shuffle")
+        return value[self.thread // width * width + lane]
 
     def _shuffle_xor(self, expr: Any, mask: Array) -> Array:
         lanes = int(expr.args[0].value)
@@ -380,5 +396,6 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
 }  # fmt: skip
 _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
-    "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma,
+    "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma, "llmc_bf16_pair": tensor_cores.bf16_pair,
+    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
 }  # fmt: skip

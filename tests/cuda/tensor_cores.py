@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.formats import to_bf16
+from llmc.compiler.formats import FORMATS, BlockFormat, to_bf16
+from llmc.targets.cuda.prelude import value_words
 
 Array = np.ndarray[Any, Any]
 LANES = 32
@@ -17,6 +18,34 @@ def bf16_pair(low: Array, high: Array) -> Array:
     low, high = np.broadcast_arrays(low, high)
     pairs = np.stack([to_bf16(np.ascontiguousarray(half, np.float32)) for half in (low, high)], axis=-1)
     return np.asarray(np.ascontiguousarray(pairs).view(np.uint32)[..., 0])
+
+
+def bf16_add(a: Array, b: Array) -> Array:
+    """uint32 pairs (T,) -> the nearest bfloat16 of both sums."""
+    a, b = np.broadcast_arrays(a, b)
+    return bf16_pair(*(_half(a, half) + _half(b, half) for half in range(2)))
+
+
+def half(bits: Array) -> Array:
+    """The float16 in the low bits of uint32 -> float32."""
+    return np.ascontiguousarray(bits.astype(np.uint16)).view(np.float16).astype(np.float32)
+
+
+def bytes_of(low: Array, high: Array, chosen: Array) -> Array:
+    """`__byte_perm`: of eight bytes, the lowest of `low` first, those that hexadecimal digits of `chosen` name."""
+    both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    found = np.zeros(both.shape, np.uint64)
+    for at in range(4):
+        place = np.uint64(8 * (int(chosen[0]) >> 4 * at & 15))
+        found |= (both >> place & np.uint64(0xFF)) << np.uint64(8 * at)
+    return found.astype(np.uint32)
+
+
+def value(name: str, codes: Array) -> Array:
+    """What codes of a format stand for: a pair of bfloat16."""
+    format = FORMATS[name.removeprefix("llmc_value_")]
+    assert isinstance(format, BlockFormat)
+    return np.array(value_words(format), np.uint32)[codes]
 
 
 def product(sums: Array, a: Array, b: Array) -> Array:
@@ -45,4 +74,4 @@ def product(sums: Array, a: Array, b: Array) -> Array:
 
 def _half(words: Array, half: int) -> Array:
     """One number of each pair, as float32."""
-    return np.asarray(((words >> np.uint32(16 * half)) << np.uint32(16)).view(np.float32))
+    return np.ascontiguousarray((words >> np.uint32(16 * half)) << np.uint32(16)).view(np.float32)

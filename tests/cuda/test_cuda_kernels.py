@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from llmc.compiler.formats import FORMATS, from_bf16, to_bf16
+from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
@@ -132,13 +132,13 @@ def test_outputs_of_several_blocks_and_strands_of_several_slabs(width: int, colu
         np.testing.assert_array_equal(check(only(case, rows))[0], most[rows])
 
 
-def test_weights_of_any_format_rounded() -> None:
-    """What bfloat16 x is multiplied with on tensor cores is bfloat16."""
-    case = linear_case(np.random.default_rng(3), "bf16_linear", "q4", 3)
-    weight = FORMATS["q4"].unpack(case.arrays[1], int(case.attrs["width"]), 2 * case.arrays[0].shape[1])
-    x = from_bf16(case.arrays[0].view(np.uint16))
-    wanted = x @ from_bf16(to_bf16(weight)).T
-    compare(case, call(case, [wanted])[0], wanted)
+@pytest.mark.parametrize("name", ["f32", "q4", "q5", "q6", "q8", "q8_b32", "q3h", "c3h", "q2_k", "mxfp4"])
+def test_rounded_rows_with_weights_of_any_format(name: str) -> None:
+    """Weights are not rounded, whatever x is."""
+    case = linear_case(np.random.default_rng(3), "bf16_linear", name, 3)
+    weight = FORMATS[name].unpack(case.arrays[1], int(case.attrs["width"]), 2 * case.arrays[0].shape[1])
+    wanted = from_bf16(case.arrays[0].view(np.uint16)) @ weight.T
+    compare(replace(case, tolerance=2.0**-16), call(case, [wanted])[0], wanted)
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "q4", "c3h", "q4_k"])

@@ -71,9 +71,9 @@ def compiling() -> Iterator[None]:
 
 def _plain(source: str) -> str:
     """The source as g++ can have it: of shared memory the one block that runs has all, and PTX is in device.h."""
-    from llmc.targets.cuda.prelude import PRELUDE
+    from llmc.targets.cuda.prelude import FUNCTIONS
 
-    source = source.replace(PRELUDE, "")
+    source = source.replace(FUNCTIONS, "")
     source = _DYNAMIC.sub(rf"alignas(64) static \1 \2[{SHARED_BYTES} / sizeof(\1)];", source)
     return _ALIGNED.sub(r"alignas(\1) static", source)
 

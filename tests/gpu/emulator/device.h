@@ -182,10 +182,19 @@ template <class T> static T llmc_of_lane(T value, unsigned lane) {
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
   return llmc_of_lane(value, emulated::current ^ mask);
 }
-template <class T> static T __shfl_sync(unsigned, T value, int lane, int = 32) { return llmc_of_lane(value, lane); }
+template <class T> static T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  return llmc_of_lane(value, (emulated::current & ~(width - 1)) + lane);
+}
 template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int = 32) {
   unsigned lane = emulated::current % emulated::WARP;
   return llmc_of_lane(value, lane + by < emulated::WARP ? lane + by : lane);
+}
+
+[[maybe_unused]] static unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen) {
+  uint64_t both = low | static_cast<uint64_t>(high) << 32;
+  unsigned found = 0;
+  for (unsigned at = 0; at < 4; at++) found |= static_cast<unsigned>(both >> 8 * (chosen >> 4 * at & 7) & 0xff) << 8 * at;
+  return found;
 }
 
 // targets/cuda/prelude.py, whose functions are inline PTX, in C++. The layout of operands is what it says there.
@@ -197,6 +206,19 @@ template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   };
   return rounded(low) | rounded(high) << 16;
+}
+[[maybe_unused]] static float llmc_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+[[maybe_unused]] static unsigned llmc_bf16_add(unsigned a, unsigned b) {
+  return llmc_bf16_pair(llmc_float(a << 16) + llmc_float(b << 16),
+                        llmc_float(a & 0xffff0000u) + llmc_float(b & 0xffff0000u));
+}
+[[maybe_unused]] static float llmc_half(unsigned bits) {
+  float size = llmc_float((bits & 0x7fff) << 13) * llmc_float(0x77800000);  // by 2^112: exponents begin elsewhere
+  return bits & 0x8000 ? -size : size;
 }
 [[maybe_unused]] static void llmc_mma_m16n8k16_bf16(float *sums, const unsigned *a, const unsigned *b) {
   using namespace emulated;

@@ -1,0 +1,240 @@
+"""Packed weights as operands of tensor cores: 16 rows by 32 columns, out of any weight format.
+
+Of block formats an operand is what codes stand for, whole numbers of at most eight bits, which bfloat16 holds. Scales
+multiply sums of products, offsets of blocks sums of x: no weight is rounded, and none is multiplied by its scale.
+
+Lane 4 g + q has rows g and g + 8 of a tile, and of 32 columns eight, in words of two as `Operands.pairs` says, four
+words of a row that two products take. Its codes are groups q and q + 4 of a unit, which it reads where planes keep them
+(compiler/formats/layout.py). Scales it computes for one block of columns, the q-th of four; lanes ask each other for
+the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
+from llmc.compiler.formats.layout import SPREAD
+from llmc.targets.cuda.fragments import parted
+from llmc.targets.cuda.launch import from_lane, held, local, shuffled, u32
+from llmc.targets.cuda.prelude import bf16_add, bytes_of, center
+from llmc.targets.cuda.scales import Scales
+from llmc.targets.cuda.weights import record_of, scaled, value_table
+from llmc.targets.vector import f32, i32
+
+BLOCK = 32  # columns that two products multiply
+BLOCKS = 4  # in a slab: one a lane of the four that share a row
+SLAB = BLOCK * BLOCKS
+STEPS = 2  # products of a block
+LANE_COLUMNS = BLOCK // 4  # of a block, that a lane has
+Words = list[list[Any]]  # of each part of a number: the words of two rows that a product takes
+
+
+class Operands:
+    """How a packed matrix (N, columns) is read. Made once in a launch, by all threads of a block."""
+
+    def __init__(self, name: str, columns: int, thread: Any, threads: int) -> None:
+        self.format, self.columns = FORMATS[name], columns
+        self.blocks = self.format if isinstance(self.format, BlockFormat) else None
+        self.parts = 2 if name == "f32" else 1
+        self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
+        self.values = None if self.blocks is None else value_table(self.blocks, thread, threads)
+
+    @property
+    def pair(self) -> bool:
+        """Whether a lane's words have columns p and p + 4 of eight that stand together, not neighbouring ones."""
+        return self.blocks is not None and self.blocks.pair
+
+    @property
+    def offsets(self) -> int:
+        """Stored offsets of 32 columns."""
+        return 0 if self.blocks is None or isinstance(self.blocks.offset, int) else self.scales
+
+    @property
+    def scales(self) -> int:
+        """Of 32 columns, or of more."""
+        return 0 if self.blocks is None else max(BLOCK // self.blocks.block, 1)
+
+    @property
+    def run(self) -> int:
+        """Products whose sum a scale multiplies; 0: there are no scales."""
+        return 0 if self.blocks is None else self.blocks.block * STEPS // BLOCK
+
+    def slab(self, matrix: Any, tile: Any, slab: Any) -> Plain | Coded:
+        """The lane's part of 128 columns of a tile."""
+        if self.blocks is None:
+            return Plain(self, matrix, tile, slab)
+        return Coded(self, self.blocks, matrix, tile, slab)
+
+
+class Plain:
+    """Weights that are numbers, as one part of bfloat16 or two."""
+
+    def __init__(self, operands: Operands, matrix: Any, tile: Any, slab: Any) -> None:
+        self.operands, self.matrix, self.tile, self.slab = operands, matrix, tile, slab
+
+    def words(self, block: int) -> list[Words]:
+        """For each product of a block, its four words by parts: rows g and g + 8 at two columns, at two more."""
+        found = []
+        for step in range(STEPS):
+            first = self.slab * SLAB + block * BLOCK + step * 16 + self.operands.quarter * 4
+            rows = [self._row(self.operands.first + 8 * half, first) for half in range(2)]
+            found.append(
+                [[rows[0][part][0], rows[1][part][0], rows[0][part][1], rows[1][part][1]]
+                 for part in range(self.operands.parts)]
+            )  # fmt: skip
+        return found
+
+    def _row(self, row: Any, first: Any) -> Words:
+        """Four columns of a row, as two words a part."""
+        if self.operands.parts == 2:
+            return parted([self._number(row, first + i) for i in range(4)], 2)
+        return [[held(T.reinterpret("uint32", held(self._number(row, first + i), "int32")), "uint32") for i in (0, 2)]]
+
+    def _number(self, row: Any, column: Any) -> Any:
+        per_word, nothing = (1, f32(0)) if self.operands.parts == 2 else (2, i32(0))
+        at = (self.tile, T.floordiv(column, per_word), row)
+        if self.operands.columns % SLAB == 0:
+            return self.matrix[at]
+        return T.if_then_else(column < self.operands.columns, self.matrix[at], nothing)
+
+
+class Coded:
+    """Weights of a block format: words of codes as they are read, and the scales of a lane's own block."""
+
+    def __init__(self, operands: Operands, format: BlockFormat, matrix: Any, tile: Any, slab: Any) -> None:
+        self.operands, self.format = operands, format
+        self.quarter = operands.quarter
+        self.read = [
+            [[self._plane(matrix, tile, slab, unit, half, at, bits) for at, bits in _starts(format)] for half in range(2)]
+            for unit in range(SLAB // format.unit)
+        ]  # fmt: skip
+        self.tables = [self._scales(matrix, tile, slab, half) for half in range(2)]
+
+    def words(self, block: int) -> list[Words]:
+        """For each product of a block, its four words: rows g and g + 8 at two columns, at two more."""
+        per_unit = self.format.unit // BLOCK
+        rows = []
+        for half in range(2):
+            planes = self.read[block // per_unit][half]
+            if self.format.pair:
+                rows.append(self._pairs(self._codes(planes, block % 2)))
+            else:
+                rows.append([word for step in range(STEPS) for word in self._numbers(self._codes(planes, step))])
+        return [[[rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]]] for at in (0, 2)]
+
+    def scale(self, step: int) -> list[Any]:
+        """Of rows g and g + 8, for the run of products that step `step` of the slab ends."""
+        block = (step + 1 - self.operands.run) // STEPS
+        at = step % self.operands.scales if self.operands.run == 1 else 0
+        return [from_lane(self.tables[half][at][0], block, 4) for half in range(2)]
+
+    def offsets(self, at: int) -> list[Any]:
+        """Of rows g and g + 8, for offset `at` of the lane's own block."""
+        return [self.tables[half][at][1] for half in range(2)]
+
+    def _scales(self, matrix: Any, tile: Any, slab: Any, half: int) -> list[tuple[Any, Any]]:
+        format, own = self.format, slab * BLOCKS + self.quarter
+        count = ceil_to(self.operands.columns, format.columns)
+        if count % SLAB:
+            own = T.min(own, count // BLOCK - 1)
+        record, _ = record_of(format, self.operands.columns, T.floordiv(own * BLOCK, format.unit))
+        scales = Scales(format, matrix, tile, self.operands.first + 8 * half, record)
+        first = T.floordiv(own * BLOCK, format.block)
+        return [scaled(format, scales, first + at) for at in range(self.operands.scales)]
+
+    def _plane(
+        self, matrix: Any, tile: Any, slab: Any, unit: int, half: int, start: int, bits: int
+    ) -> tuple[int, list[Any]]:  # fmt: skip
+        """The registers of a plane that have the lane's groups, as words; shifted where that is the lane's alone."""
+        format, q = self.format, self.quarter
+        count = ceil_to(self.operands.columns, format.columns) // format.unit
+        index = slab * (SLAB // format.unit) + unit
+        if count % (SLAB // format.unit):
+            index = T.min(index, count - 1)
+        _, codes = record_of(format, self.operands.columns, index)
+
+        def word(register: Any) -> Any:
+            at = codes + (start + register) * TILE + self.operands.first + 8 * half
+            return held(T.reinterpret("uint32", matrix[tile, at]), "uint32")
+
+        if bits == 8 or bits in SPREAD:
+            return bits, [word(q), word(q + 4 if bits == 8 else T.min(q + 4, bits - 1))]
+        one = word(q % bits)
+        own = T.cast(T.floordiv(q, bits) * bits, "uint32")
+        return bits, [one if bits == 4 else held(one >> own, "uint32")]
+
+    def _codes(self, planes: list[tuple[int, list[Any]]], step: int) -> Any:
+        """Group q + 4 * step of a unit, a code a byte."""
+        codes, low = u32(0), 0
+        for bits, words in planes:
+            mask = u32(0x01010101 * ((1 << bits) - 1))
+            if bits == 8:
+                found = words[step]
+            elif bits not in SPREAD:
+                found = (words[0] >> u32(4 * step)) & mask
+            elif step == 0:
+                found = words[0] & mask
+            else:
+                found = T.Select(self.quarter + 4 < bits, words[1] & mask, self._extra(bits, words))
+            codes, low = codes | (found << u32(low)), low + bits
+        return held(codes, "uint32")
+
+    def _extra(self, bits: int, words: list[Any]) -> Any:
+        """Of 6 and 7 bits: groups beyond the registers, whose bits lie above those of the others, in four lanes."""
+        q, above, spread = self.quarter, 8 - bits, SPREAD[bits]
+        mask = u32(0x01010101 * ((1 << above) - 1))
+        pieces = []
+        for extra in range(8 - bits):
+            piece = u32(0)
+            for word, register in ((words[0], q), (words[1], q + 4)):
+                own = register - extra * spread
+                there = (own >= 0) & (own < spread) & (register < bits)
+                shift = T.cast(T.max(own, 0) * above, "uint32")
+                piece = piece | T.Select(there, ((word >> u32(bits)) & mask) << shift, u32(0))
+            pieces.append(held(piece, "uint32"))
+        total = local((1,), "uint32")
+        if len(pieces) == 1:
+            T.buffer_store(total, pieces[0] | shuffled(pieces[0], 1), [0])
+        else:  # lanes of even q put the first extra group together, those of odd q the second one
+            given = held(T.Select(q % 2 == 0, pieces[1], pieces[0]), "uint32")
+            kept = T.Select(q % 2 == 0, pieces[0], pieces[1])
+            T.buffer_store(total, kept | shuffled(given, 1), [0])
+        T.buffer_store(total, total[0] | shuffled(total[0], 2), [0])
+        return total[0]
+
+    def _numbers(self, codes: Any) -> list[Any]:
+        """Four codes -> what they stand for, without the format's center: two pairs of bfloat16."""
+        if self.operands.values is not None:
+            each = [self._value(codes, at) for at in range(4)]
+            return [held(bytes_of(each[at], each[at + 1], 0x5410), "uint32") for at in (0, 2)]
+        biased, taken = codes, [u32(_bf16_twice(-128 - center(self.format)))] * 2
+        if sum(self.format.planes) == 8:  # 128 and the low bits; the rest, less 256, is in what is added
+            biased = held(codes & u32(0x7F7F7F7F), "uint32")
+            rest = held((codes ^ u32(0xFFFFFFFF)) & u32(0x80808080), "uint32")
+            taken = [bytes_of(rest, u32(0xC3C3C3C3), chosen) for chosen in _SPACED]
+        pairs = [bytes_of(biased, u32(0x43434343), chosen) for chosen in _SPACED]
+        return [held(bf16_add(pair, less), "uint32") for pair, less in zip(pairs, taken, strict=True)]
+
+    def _pairs(self, codes: Any) -> list[Any]:
+        return [self._value(codes, at) for at in range(4)]
+
+    def _value(self, codes: Any, at: int) -> Any:
+        return held(self.operands.values[T.cast((codes >> u32(8 * at)) & u32(0xFF), "int32")], "uint32")
+
+
+_SPACED = (0x4140, 0x4342)  # bytes 0 and 1, 2 and 3, each below a byte of the other word
+
+
+def _starts(format: BlockFormat) -> list[tuple[int, int]]:
+    """For each plane: its first register of a unit, and its bits."""
+    return [(sum(format.planes[:at]), bits) for at, bits in enumerate(format.planes)]
+
+
+def _bf16_twice(number: int) -> int:
+    """A pair of bfloat16, both this whole number of at most eight bits."""
+    bits = int(np.float32(number).view(np.uint32)) >> 16
+    return bits | bits << 16
