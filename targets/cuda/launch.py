@@ -72,6 +72,11 @@ def shared(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     return T.alloc_buffer(shape, dtype, scope="shared")
 
 
+def dynamic(words: int) -> Any:
+    """Words of memory of the block that the launch asks for: one array of them, which may be more than 48 KiB."""
+    return T.alloc_buffer((words,), "uint32", scope="shared.dyn")
+
+
 def local(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     """Registers of the thread, where every index is known once loops are unrolled."""
     return T.alloc_buffer(shape, dtype, scope="local")
@@ -158,6 +163,6 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "barrier", "bf16_bits", "block_reduce", "f32", "fill", "fma", "from_bf16", "from_lane", "greater", "held",
+    "added", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16", "from_lane", "greater", "held",
     "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

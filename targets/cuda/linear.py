@@ -14,6 +14,7 @@ warp goes over all strands. So a row has the same bits alone and beside others, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,15 @@ from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.fragments import Read, floats, pairs
-from llmc.targets.cuda.launch import barrier, f32, fill, launch, local, shared
-from llmc.targets.cuda.operands import BLOCK, BLOCKS, SLAB, STEPS, Operands
+from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared
+from llmc.targets.cuda.operands import STEPS, Operands
+from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.slab import ROWS, BlockSums, SharedSums, Slab
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Pieces, Stream, Words
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 MOST_STRANDS = 8
+STAGES = 3  # slabs of weights of a warp that are in shared memory or on their way
 STAGED_PARTS = 2  # of blocks of x that are in shared memory at once: two blocks in one part, one in two parts
 
 
@@ -83,6 +87,15 @@ class _Product:
         """A warp's tiles; those that there are, in place of some beyond the last."""
         return [T.min(first + own, tiles(self.width) - 1) for own in range(self.shape.tiles)]
 
+    def pieces(self) -> Pieces:
+        """Where a slab stands in a tile."""
+        tile = math.prod(int(size) for size in self.weight.shape[1:])
+        return Pieces(self.format, self.columns, tile)
+
+    def direct(self, first: Any, slab: Any) -> list[Words]:
+        """A slab of a warp's tiles, out of the matrix."""
+        return [Words(self.pieces(), self.weight, tile, slab) for tile in self.tiles(first)]
+
     def words(self, row: Any, column: Any, operands: Operands) -> list[list[Any]]:
         """A lane's words of 32 columns, for each product. A row beyond the last is another one, and not written."""
         row, whole = T.min(row, self.out.shape[0] - 1), self.columns % SLAB == 0
@@ -99,19 +112,23 @@ def _few(product: _Product) -> None:
         "threadIdx.x": strands * WARP,
     }
     with launch(grid) as (outputs, block, thread):
-        operands = Operands(product.format, product.columns, thread, strands * WARP)
-        strand = T.floordiv(thread, WARP)
+        operands = Operands(product.format, thread, strands * WARP)
+        warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
+        pieces, tile = product.pieces(), outputs * shape.tiles
+        stage = Stream.words(pieces, shape.tiles)
+        memory = dynamic(strands * STAGES * stage)
+        stream = Stream(pieces, product.weight, product.tiles(tile), memory, warp * (STAGES * stage), STAGES)
         sums = local((shape.rows * shape.tiles * 4,))
         fill(sums, f32(0))
-        slab = Slab(operands, product.weight, shape.rows, shape.tiles, product.x_parts, sums)
+        slab = Slab(operands, shape.rows, shape.tiles, product.x_parts, sums)
         x_sums = BlockSums(operands, shape.rows)
         rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
-        with T.serial(0, product.slabs_of(strand), unroll=False) as i:
-            index = strand * product.run() + i
-            slab.begin(product.tiles(outputs * shape.tiles), index)
+        stream.begin(warp * product.run(), product.slabs_of(warp), lane)
+        with T.serial(0, product.slabs_of(warp), unroll=False) as i:
+            slab.begin(stream.next(i))
             x_sums.begin()
             for of in range(BLOCKS):
-                column = index * SLAB + of * BLOCK
+                column = (warp * product.run() + i) * SLAB + of * BLOCK
                 words = [product.words(row, column, operands) for row in rows]
                 slab.block(of)
                 for step in range(STEPS):
@@ -120,6 +137,7 @@ def _few(product: _Product) -> None:
                         x_sums.add(n, of, step, words[n][step])
                     slab.multiply(of * STEPS + step)
             slab.add_offsets(x_sums.pair)
+        wait_copies(0)
         _gather(product, sums, outputs, block, thread)
 
 
@@ -158,11 +176,11 @@ def _many(product: _Product, warps: int) -> None:
         "threadIdx.x": threads,
     }
     with launch(grid) as (block, outputs, thread):
-        operands = Operands(product.format, product.columns, thread, threads)
+        operands = Operands(product.format, thread, threads)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         count = shape.rows * shape.tiles * 4
         sums, totals = local((count,)), shared((count, threads))  # each thread's own: they would not fit in registers
-        slab = Slab(operands, product.weight, shape.rows, shape.tiles, product.x_parts, sums)
+        slab = Slab(operands, shape.rows, shape.tiles, product.x_parts, sums)
         x_sums = SharedSums(operands, shape.rows, warps, warp, lane)
         staged = _Staged(product, operands, block, thread, threads)
         tile = (outputs * warps + warp) * shape.tiles
@@ -172,7 +190,7 @@ def _many(product: _Product, warps: int) -> None:
             fill(sums, f32(0))
             with T.serial(0, product.slabs_of(strand), unroll=False) as i:
                 index = strand * product.run() + i
-                slab.begin(product.tiles(tile), index)
+                slab.begin(product.direct(tile, index))
                 x_sums.own.begin()
                 for of in range(BLOCKS):
                     if of % staged.blocks == 0:

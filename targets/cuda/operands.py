@@ -16,28 +16,23 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import FORMATS, TILE, BlockFormat, ceil_to
+from llmc.compiler.formats import FORMATS, TILE, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
-from llmc.targets.cuda.fragments import parted
+from llmc.targets.cuda.fragments import Parts, parted
 from llmc.targets.cuda.launch import from_lane, held, local, shuffled, u32
 from llmc.targets.cuda.prelude import bf16_add, bytes_of, center
 from llmc.targets.cuda.scales import Scales
-from llmc.targets.cuda.weights import record_of, scaled, value_table
-from llmc.targets.vector import f32, i32
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Words
+from llmc.targets.cuda.weights import value_table
 
-BLOCK = 32  # columns that two products multiply
-BLOCKS = 4  # in a slab: one a lane of the four that share a row
-SLAB = BLOCK * BLOCKS
-STEPS = 2  # products of a block
-LANE_COLUMNS = BLOCK // 4  # of a block, that a lane has
-Words = list[list[Any]]  # of each part of a number: the words of two rows that a product takes
+STEPS = 2  # products of a block of 32 columns
 
 
 class Operands:
-    """How a packed matrix (N, columns) is read. Made once in a launch, by all threads of a block."""
+    """How weights of a format are read. Made once in a launch, by all threads of a block."""
 
-    def __init__(self, name: str, columns: int, thread: Any, threads: int) -> None:
-        self.format, self.columns = FORMATS[name], columns
+    def __init__(self, name: str, thread: Any, threads: int) -> None:
+        self.format = FORMATS[name]
         self.blocks = self.format if isinstance(self.format, BlockFormat) else None
         self.parts = 2 if name == "f32" else 1
         self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
@@ -63,24 +58,22 @@ class Operands:
         """Products whose sum a scale multiplies; 0: there are no scales."""
         return 0 if self.blocks is None else self.blocks.block * STEPS // BLOCK
 
-    def slab(self, matrix: Any, tile: Any, slab: Any) -> Plain | Coded:
+    def slab(self, words: Words) -> Plain | Coded:
         """The lane's part of 128 columns of a tile."""
-        if self.blocks is None:
-            return Plain(self, matrix, tile, slab)
-        return Coded(self, self.blocks, matrix, tile, slab)
+        return Plain(self, words) if self.blocks is None else Coded(self, self.blocks, words)
 
 
 class Plain:
     """Weights that are numbers, as one part of bfloat16 or two."""
 
-    def __init__(self, operands: Operands, matrix: Any, tile: Any, slab: Any) -> None:
-        self.operands, self.matrix, self.tile, self.slab = operands, matrix, tile, slab
+    def __init__(self, operands: Operands, words: Words) -> None:
+        self.operands, self.read = operands, words
 
-    def words(self, block: int) -> list[Words]:
+    def words(self, block: int) -> list[Parts]:
         """For each product of a block, its four words by parts: rows g and g + 8 at two columns, at two more."""
         found = []
         for step in range(STEPS):
-            first = self.slab * SLAB + block * BLOCK + step * 16 + self.operands.quarter * 4
+            first = block * BLOCK + step * 16 + self.operands.quarter * 4
             rows = [self._row(self.operands.first + 8 * half, first) for half in range(2)]
             found.append(
                 [[rows[0][part][0], rows[1][part][0], rows[0][part][1], rows[1][part][1]]
@@ -88,33 +81,25 @@ class Plain:
             )  # fmt: skip
         return found
 
-    def _row(self, row: Any, first: Any) -> Words:
+    def _row(self, row: Any, first: Any) -> Parts:
         """Four columns of a row, as two words a part."""
-        if self.operands.parts == 2:
-            return parted([self._number(row, first + i) for i in range(4)], 2)
-        return [[held(T.reinterpret("uint32", held(self._number(row, first + i), "int32")), "uint32") for i in (0, 2)]]
-
-    def _number(self, row: Any, column: Any) -> Any:
-        per_word, nothing = (1, f32(0)) if self.operands.parts == 2 else (2, i32(0))
-        at = (self.tile, T.floordiv(column, per_word), row)
-        if self.operands.columns % SLAB == 0:
-            return self.matrix[at]
-        return T.if_then_else(column < self.operands.columns, self.matrix[at], nothing)
+        if self.operands.parts == 1:
+            return [[self.read.word(0, T.floordiv(first + i, 2) * TILE + row) for i in (0, 2)]]
+        return parted([T.reinterpret("float32", self.read.word(0, (first + i) * TILE + row)) for i in range(4)], 2)
 
 
 class Coded:
     """Weights of a block format: words of codes as they are read, and the scales of a lane's own block."""
 
-    def __init__(self, operands: Operands, format: BlockFormat, matrix: Any, tile: Any, slab: Any) -> None:
-        self.operands, self.format = operands, format
-        self.quarter = operands.quarter
+    def __init__(self, operands: Operands, format: BlockFormat, words: Words) -> None:
+        self.operands, self.format, self.quarter = operands, format, operands.quarter
         self.read = [
-            [[self._plane(matrix, tile, slab, unit, half, at, bits) for at, bits in _starts(format)] for half in range(2)]
+            [[self._plane(words, unit, half, at, bits) for at, bits in _starts(format)] for half in range(2)]
             for unit in range(SLAB // format.unit)
-        ]  # fmt: skip
-        self.tables = [self._scales(matrix, tile, slab, half) for half in range(2)]
+        ]
+        self.tables = [self._scales(words, half) for half in range(2)]
 
-    def words(self, block: int) -> list[Words]:
+    def words(self, block: int) -> list[Parts]:
         """For each product of a block, its four words: rows g and g + 8 at two columns, at two more."""
         per_unit = self.format.unit // BLOCK
         rows = []
@@ -136,30 +121,30 @@ class Coded:
         """Of rows g and g + 8, for offset `at` of the lane's own block."""
         return [self.tables[half][at][1] for half in range(2)]
 
-    def _scales(self, matrix: Any, tile: Any, slab: Any, half: int) -> list[tuple[Any, Any]]:
-        format, own = self.format, slab * BLOCKS + self.quarter
-        count = ceil_to(self.operands.columns, format.columns)
-        if count % SLAB:
-            own = T.min(own, count // BLOCK - 1)
-        record, _ = record_of(format, self.operands.columns, T.floordiv(own * BLOCK, format.unit))
-        scales = Scales(format, matrix, tile, self.operands.first + 8 * half, record)
-        first = T.floordiv(own * BLOCK, format.block)
-        return [scaled(format, scales, first + at) for at in range(self.operands.scales)]
+    def _scales(self, words: Words, half: int) -> list[tuple[Any, Any]]:
+        format, row, q = self.format, self.operands.first + 8 * half, self.quarter
+        count, of_row = self.operands.scales, None
+        if format.scale == "row":
+            of_row = words.of_row(row)
+            block, word = q * count, (lambda at: words.word(1, at))
+        elif format.scale == "super":
+            block, word = (words.slab % (format.columns // SLAB) * BLOCKS + q) * count, (lambda at: words.word(1, at))
+        else:
+            per_record = format.columns // BLOCK
+            tables = T.floordiv(q, per_record) * format.record_words + format.code_words
+            block = T.floordiv(q % per_record * BLOCK, format.block)
+            word = lambda at: words.word(0, tables + at)  # noqa: E731
+        scales = Scales(format, row, word, of_row)
+        return [scales.centered(block + at) for at in range(count)]
 
-    def _plane(
-        self, matrix: Any, tile: Any, slab: Any, unit: int, half: int, start: int, bits: int
-    ) -> tuple[int, list[Any]]:  # fmt: skip
+    def _plane(self, words: Words, unit: int, half: int, start: int, bits: int) -> tuple[int, list[Any]]:
         """The registers of a plane that have the lane's groups, as words; shifted where that is the lane's alone."""
         format, q = self.format, self.quarter
-        count = ceil_to(self.operands.columns, format.columns) // format.unit
-        index = slab * (SLAB // format.unit) + unit
-        if count % (SLAB // format.unit):
-            index = T.min(index, count - 1)
-        _, codes = record_of(format, self.operands.columns, index)
+        units = min(format.columns // format.unit, SLAB // format.unit)  # of a record, or of the part in a slab
+        codes = unit // units * format.record_words + unit % units * sum(format.planes) * TILE
 
         def word(register: Any) -> Any:
-            at = codes + (start + register) * TILE + self.operands.first + 8 * half
-            return held(T.reinterpret("uint32", matrix[tile, at]), "uint32")
+            return words.word(0, codes + (start + register) * TILE + self.operands.first + 8 * half)
 
         if bits == 8 or bits in SPREAD:
             return bits, [word(q), word(q + 4 if bits == 8 else T.min(q + 4, bits - 1))]

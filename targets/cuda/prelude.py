@@ -37,7 +37,16 @@ static __device__ __forceinline__ float llmc_half(unsigned bits) {
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
   return value;
 }
+static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
+  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void llmc_commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
+}
 """
+COPIED = 4  # words that `copy_async` copies
 
 
 def value_words(format: BlockFormat) -> list[int]:
@@ -75,6 +84,26 @@ PRELUDE = FUNCTIONS + TABLES
 def mma(sums: Any, a: Any, b: Any) -> None:
     """sums (16, 8) += a (16, 16) @ b (16, 8) of bfloat16 pairs, by a whole warp: each the first word of a lane's."""
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
+
+
+def copy_async(shared: Any, given: Any, bytes: Any) -> None:
+    """Begin to copy 16 bytes of global memory, both places in multiples of them; of bytes beyond `bytes`, zeros."""
+    T.evaluate(T.call_extern("void", "llmc_copy_async", T.address_of(shared), T.address_of(given), bytes))
+
+
+def commit_copies() -> None:
+    """The thread's copies since the last time are a group."""
+    T.evaluate(T.call_extern("void", "llmc_commit_copies"))
+
+
+def wait_copies(groups: int) -> None:
+    """All of the thread's groups but the last so many are there, for itself; for others behind a barrier."""
+    T.evaluate(T.call_extern("void", f"llmc_wait_copies<{groups}>"))
+
+
+def sync_warp() -> None:
+    """A barrier of a warp."""
+    T.evaluate(T.call_extern("void", "__syncwarp"))
 
 
 def bf16_pair(low: Any, high: Any) -> Any:

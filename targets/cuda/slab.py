@@ -8,15 +8,16 @@ offset. Offset and sum are two parts of bfloat16 each, and all four products of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.fragments import low, products
 from llmc.targets.cuda.launch import barrier, f32, fill, fma, held, local, shared, u32
-from llmc.targets.cuda.operands import BLOCKS, STEPS, Operands
+from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import bf16_pair, mma
+from llmc.targets.cuda.stream import BLOCKS, Words
 
 ROWS = 8  # of x that one product takes
 _ONES = 0x3F803F80
@@ -26,16 +27,16 @@ Take = Callable[[Any], Any]  # an eight of rows -> the lane's words of it
 class Slab:
     """Sums of a warp: `rows` eights of rows by `tiles` tiles, four of a lane for each of both."""
 
-    def __init__(self, operands: Operands, matrix: Any, rows: int, tiles: int, x_parts: int, sums: Any) -> None:
-        self.operands, self.matrix, self.rows, self.tiles = operands, matrix, rows, tiles
+    def __init__(self, operands: Operands, rows: int, tiles: int, x_parts: int, sums: Any) -> None:
+        self.operands, self.rows, self.tiles = operands, rows, tiles
         self.x_parts, self.sums = x_parts, sums
         self.a = local((tiles * STEPS * operands.parts * 4,), "uint32")
         self.b = local((rows * x_parts * 2,), "uint32")
         self.partial = local((rows * tiles * 4,)) if operands.run else sums
 
-    def begin(self, tiles: list[Any], slab: Any) -> None:
-        """Read 128 columns of these tiles."""
-        self.weights = [self.operands.slab(self.matrix, tile, slab) for tile in tiles]
+    def begin(self, words: Sequence[Words]) -> None:
+        """Read 128 columns, of each tile."""
+        self.weights = [self.operands.slab(each) for each in words]
 
     def block(self, block: int) -> None:
         """Make operands of 32 of these columns."""

@@ -63,13 +63,20 @@ class Weights:
 
     def _read_block(self, format: BlockFormat, matrix: Any, tile: Any, row: Any, unit: Any) -> Unit:
         """Group g of a unit has its columns 4g to 4g + 3, of pairs 8g to 8g + 7."""
-        record, start = record_of(format, self.columns, unit)
+        per_record = format.columns // format.unit
+        record = format.head_words(self.columns) + T.floordiv(unit, per_record) * format.record_words
+        start = record + T.floormod(unit, per_record) * (sum(format.planes) * TILE)
         words = local((sum(format.planes),), "uint32")
         for i in range(sum(format.planes)):
             T.buffer_store(words, T.reinterpret("uint32", matrix[tile, start + i * TILE + row]), [i])
-        blocks = format.unit // format.block or 1
-        scales = Scales(format, matrix, tile, row, record)
-        found = [scaled(format, scales, T.floordiv(unit * format.unit, format.block) + i) for i in range(blocks)]
+        blocks, block = format.unit // format.block or 1, T.floordiv(unit * format.unit, format.block)
+        of_row, tables = None, record + format.code_words
+        if format.scale == "row":
+            of_row, tables = T.reinterpret("float32", matrix[tile, row]), TILE
+        else:
+            block = T.floormod(block, format.columns // format.block)
+        scales = Scales(format, row, lambda at: T.reinterpret("uint32", matrix[tile, tables + at]), of_row)
+        found = [scales.centered(block + i) for i in range(blocks)]
         for group in range(8):
             codes = held(_group(format, words, group), "uint32")
             wide = 8 if format.pair else 4
@@ -87,20 +94,6 @@ class Weights:
         # The code as the middle byte of a float: 32768 and the code.
         number = T.reinterpret("float32", held(bytes_of(codes, u32(0x47), 0x4505 | at << 4), "uint32"))
         return [number - f32(32768 + center(format))]
-
-
-def record_of(format: BlockFormat, columns: int, unit: Any) -> tuple[Any, Any]:
-    """The first word of a unit's record in its tile, and the first word of the unit's codes."""
-    per_record = format.columns // format.unit
-    record = format.head_words(columns) + T.floordiv(unit, per_record) * format.record_words
-    return record, record + T.floormod(unit, per_record) * (sum(format.planes) * TILE)
-
-
-def scaled(format: BlockFormat, scales: Scales, block: Any) -> tuple[Any, Any]:
-    """Scale and offset of a block, for values without the format's center: of no offset, None."""
-    scale, offset = scales.block(block)
-    scale = held(scale)
-    return scale, None if offset is None else held(scale * f32(center(format)) + offset)
 
 
 def _group(format: BlockFormat, words: Any, group: int) -> Any:

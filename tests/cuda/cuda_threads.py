@@ -9,8 +9,9 @@ loops are masks. What is checked on the way, each a `Fault`:
 - a race: between two barriers a thread touches an element of shared memory that another one of the block writes; or,
   in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
 - a shuffle from a lane that is masked off
+- a read of what is still being copied, and a copy that nobody waits for
 
-Time stands still between threads, so whatever order they ran in would show as a race and nothing else.
+A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads, so whatever order they ran in would show as a race and nothing else.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 
+from llmc.targets.cuda.prelude import COPIED
 from llmc.targets.cuda.target import WARP
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,11 +51,19 @@ class _Memory:
         self.written = written
         if scope != "local":
             self.reader, self.writer = (np.full(data.shape, NOBODY, np.int64) for _ in range(2))
+        if scope == "shared":
+            self.warp = np.full(data.shape, NOBODY, np.int64)  # of those who read
 
     def forget(self, spaces: Array) -> None:
         """A barrier of these copies."""
         if self.scope != "local":
             self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
+
+    def forget_warps(self, warps: Array) -> None:
+        """A barrier of each of these warps."""
+        read = (self.reader != NOBODY) & np.isin(self.warp, warps)
+        self.reader[read] = self.warp[read] = NOBODY
+        self.writer[(self.writer != NOBODY) & np.isin(self.writer // WARP, warps)] = NOBODY
 
     def begin_again(self, spaces: Array) -> None:
         """Where a loop comes back to the same shared memory: nothing is written, but who touched it is known."""
@@ -70,10 +81,17 @@ class _Memory:
             self.reader[space, at] = np.where((before == NOBODY) | (before == thread), thread, MANY)
             shared = self.reader[space, at] != thread
             self.reader[space[shared], at[shared]] = MANY
+        if self.scope == "shared":
+            warp, of = thread // WARP, self.warp[space, at]
+            of = np.where(before == NOBODY, NOBODY, of)
+            self.warp[space, at] = warp
+            several = (self.warp[space, at] != warp) | ((of != NOBODY) & (of != warp))
+            self.warp[space[several], at[several]] = MANY
         values: Array = self.data[space, at]
         return values
 
-    def write(self, space: Array, at: Array, thread: Array, values: Array) -> None:
+    def write(self, space: Array, at: Array, thread: Array, values: Array, written: bool = True) -> None:
+        """Values by a thread each; `written` False: they are not there yet."""
         if self.scope != "local":
             reader, writer = self.reader[space, at], self.writer[space, at]
             self.writer[space, at] = thread
@@ -82,7 +100,23 @@ class _Memory:
                 raise Fault(f"{self.name}: written in a race with another thread")
         self.data[space, at] = values
         if self.written is not None:
-            self.written[space, at] = True
+            self.written[space, at] = written
+
+
+@dataclass
+class _Copies:
+    """What threads have begun to copy: of each, the group of its thread's copies that it belongs to."""
+
+    memory: _Memory
+    place: tuple[Array, Array, Array]  # space, element, thread
+    group: Array
+
+    def arrive(self, done: Array) -> _Copies:
+        """Some of them are there; gives the others."""
+        space, at, thread = (part[done] for part in self.place)
+        assert self.memory.written is not None
+        self.memory.written[space, at], self.memory.writer[space, at] = True, thread
+        return _Copies(self.memory, tuple(part[~done] for part in self.place), self.group[~done])  # type: ignore[arg-type]
 
 
 def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
@@ -153,7 +187,11 @@ class _Launch:
             buffer: _Memory(str(buffer.name), shape, data, "global", written)
             for buffer, (shape, data, written) in buffers.items()
         }
+        self.copies: list[_Copies] = []
+        self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
         self.run(stmt, np.ones(self.count, bool))
+        if self.copies:
+            raise Fault(f"{self.copies[0].memory.name}: copied into, and nobody waited for it")
 
     def run(self, stmt: Any, mask: Array) -> None:
         """Statements, for the threads of the mask."""
@@ -167,7 +205,7 @@ class _Launch:
         self.run(stmt.body, mask)
 
     def _run_AllocBuffer(self, stmt: Any, mask: Array) -> None:
-        buffer, scope = stmt.buffer, str(stmt.buffer.scope())
+        buffer, scope = stmt.buffer, str(stmt.buffer.scope()).removesuffix(".dyn")
         if buffer in self.memory and scope == "shared":
             self.memory[buffer].begin_again(np.unique(self.block[mask]))
             return
@@ -226,10 +264,26 @@ class _Launch:
                 memory.forget(reached.all(1))
 
     def _device_function(self, call: Any, mask: Array) -> None:
-        """sums (16, 8) += a (16, 16) @ b (16, 8), of bfloat16 pairs that lanes of a warp hold, column by column."""
+        """What targets/cuda/prelude.py has beside expressions."""
         name = str(call.args[0].value)
-        if name != "llmc_mma_m16n8k16_bf16":
+        if name == "llmc_mma_m16n8k16_bf16":
+            self._product(call, mask)
+        elif name == "__syncwarp":
+            self._whole_warps(mask, "a barrier of a warp")
+            for memory in self.memory.values():
+                if memory.scope == "shared":
+                    memory.forget_warps(np.unique(self.thread[mask] // WARP))
+        elif name == "llmc_copy_async":
+            self._copy(call, mask)
+        elif name == "llmc_commit_copies":
+            self.groups[mask] += 1
+        elif name.startswith("llmc_wait_copies<"):
+            self._wait(int(name.partition("<")[2][:-1]), mask)
+        else:
             raise Fault(f"a device function that this knows nothing of: {name}")
+
+    def _product(self, call: Any, mask: Array) -> None:
+        """sums (16, 8) += a (16, 16) @ b (16, 8), of bfloat16 pairs that lanes of a warp hold, column by column."""
         self._whole_warps(mask, "a product of tensor cores")
         sums, a, b = (self._pointed(call.args[i + 1], words, mask) for i, words in enumerate((4, 4, 2)))
         held = tensor_cores.product(
@@ -237,6 +291,28 @@ class _Launch:
         )
         for one, values in zip(sums[1], held, strict=True):
             sums[0].write(*one, values)
+
+    def _copy(self, call: Any, mask: Array) -> None:
+        """16 bytes from global to shared memory, which are there when the thread has waited for them."""
+        (to, places), (given, sources) = (self._pointed(call.args[i], COPIED, mask) for i in (1, 2))
+        count = np.broadcast_to(self.value(call.args[3], mask), (self.count,))[mask]
+        assert to.scope == "shared"
+        assert given.scope == "global"
+        for word, (place, source) in enumerate(zip(places, sources, strict=True)):
+            if word == 0 and ((place[1] % COPIED).any() or (source[1] % COPIED).any()):
+                raise Fault(f"{to.name}: copied from or to a place that is no multiple of 16 bytes")
+            inside = count > 4 * word
+            values = np.zeros(len(inside), np.uint32)
+            values[inside] = np.ascontiguousarray(given.read(*(part[inside] for part in source))).view(np.uint32)
+            to.write(*place, values, written=False)
+            self.copies.append(_Copies(to, place, self.groups[place[2]].copy()))
+
+    def _wait(self, groups: int, mask: Array) -> None:
+        """All but the last `groups` groups of these threads are there."""
+        left = [
+            each.arrive(mask[each.place[2]] & (each.group < self.groups[each.place[2]] - groups)) for each in self.copies
+        ]
+        self.copies = [each for each in left if len(each.group)]
 
     def _pointed(self, pointer: Any, words: int, mask: Array) -> tuple[_Memory, list[tuple[Array, Array, Array]]]:
         """The buffer behind an address, and (copy, element, thread) of each word from there on."""

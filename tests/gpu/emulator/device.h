@@ -220,6 +220,35 @@ template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int
   float size = llmc_float((bits & 0x7fff) << 13) * llmc_float(0x77800000);  // by 2^112: exponents begin elsewhere
   return bits & 0x8000 ? -size : size;
 }
+// Copies arrive when their thread waits for them: until then what is read there is no number.
+namespace emulated {
+struct Copy { char bytes[16]; void *to; unsigned group; };
+struct Copies { Copy waiting[256]; unsigned count, groups; };
+static Copies copies[MOST_THREADS];
+}  // namespace emulated
+[[maybe_unused]] static void llmc_copy_async(void *shared, const void *given, unsigned bytes) {
+  emulated::Copies &own = emulated::copies[emulated::current];
+  if (own.count == sizeof(own.waiting) / sizeof(own.waiting[0]) || reinterpret_cast<uintptr_t>(shared) % 16 ||
+      reinterpret_cast<uintptr_t>(given) % 16)
+    abort();
+  emulated::Copy &copy = own.waiting[own.count++];
+  memset(copy.bytes, 0, 16);
+  memcpy(copy.bytes, given, bytes);
+  memset(shared, 0xff, 16);
+  copy.to = shared;
+  copy.group = own.groups;
+}
+[[maybe_unused]] static void llmc_commit_copies() { emulated::copies[emulated::current].groups++; }
+template <unsigned GROUPS> static void llmc_wait_copies() {
+  emulated::Copies &own = emulated::copies[emulated::current];
+  unsigned left = 0;
+  for (unsigned i = 0; i < own.count; i++) {
+    emulated::Copy &copy = own.waiting[i];
+    if (copy.group + GROUPS < own.groups) memcpy(copy.to, copy.bytes, 16);
+    else own.waiting[left++] = copy;
+  }
+  own.count = left;
+}
 [[maybe_unused]] static void llmc_mma_m16n8k16_bf16(float *sums, const unsigned *a, const unsigned *b) {
   using namespace emulated;
   struct Words { unsigned a[4], b[2]; };
