@@ -15,7 +15,7 @@ warp goes over all strands. So a row has the same bits alone and beside others, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -31,10 +31,10 @@ from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.slab import ROWS, BlockSums, SharedSums, Slab
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Pieces, Stream, Words
-from llmc.targets.cuda.target import WARP, CudaTarget
+from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP, CudaTarget
 
 MOST_STRANDS = 8
-STAGES = 3  # slabs of weights of a warp that are in shared memory or on their way
+WIDE = 1024  # tiles of outputs from which on a warp takes more of them: there are blocks enough
 STAGED_PARTS = 2  # of blocks of x that are in shared memory at once: two blocks in one part, one in two parts
 
 
@@ -44,12 +44,30 @@ class Shape:
 
     most: int | None  # rows of x that it is chosen for; None: any
     rows: int
-    tiles: int
+    tiles: int  # the most there may be
     warps: int | None  # that share rows of x; None: every warp has a strand
+    stages: int = 0  # slabs of weights of a warp in shared memory, on their way but for one; 0: weights are read directly
+
+    def gathered_bytes(self, strands: int) -> int:
+        """Shared memory in which strands meet."""
+        return 4 * strands * self.rows * ROWS * (self.tiles * TILE + 4)
+
+    def fitted(self, target: CudaTarget, strands: int, pieces: Pieces, width: int) -> Shape:
+        """With stages and tiles so that two blocks fit a multiprocessor: most tiles first, which share what x becomes."""
+        room = target.shared_bytes // 2
+        for count in (4, 2, 1):
+            for stages in (4, 2):
+                found = replace(self, tiles=count, stages=stages)
+                copied = 4 * strands * stages * Stream.words(pieces, count)
+                fits = found.gathered_bytes(strands) <= STATIC_SHARED_BYTES
+                if fits and count <= self.tiles and copied + found.gathered_bytes(strands) <= room:
+                    if count <= 2 or tiles(width) >= WIDE:
+                        return found
+        return replace(self, tiles=1)
 
 
 # Few rows share what is made of x; a batch shares weights too; a prefill reads x once a block.
-SHAPES = (Shape(8, 1, 2, None), Shape(64, 4, 2, None), Shape(None, 8, 2, 4))
+SHAPES = (Shape(8, 1, 4, None), Shape(64, 4, 2, None), Shape(None, 8, 2, 4))
 
 
 @dataclass(frozen=True)
@@ -116,19 +134,23 @@ def _few(product: _Product) -> None:
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         pieces, tile = product.pieces(), outputs * shape.tiles
         stage = Stream.words(pieces, shape.tiles)
-        memory = dynamic(strands * STAGES * stage)
-        stream = Stream(pieces, product.weight, product.tiles(tile), memory, warp * (STAGES * stage), STAGES)
+        if shape.stages:
+            memory = dynamic(strands * shape.stages * stage)
+            first = warp * (shape.stages * stage)
+            stream = Stream(pieces, product.weight, product.tiles(tile), memory, first, shape.stages)
         sums = local((shape.rows * shape.tiles * 4,))
         fill(sums, f32(0))
         slab = Slab(operands, shape.rows, shape.tiles, product.x_parts, sums)
         x_sums = BlockSums(operands, shape.rows)
         rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
-        stream.begin(warp * product.run(), product.slabs_of(warp), lane)
+        if shape.stages:
+            stream.begin(warp * product.run(), product.slabs_of(warp), lane)
         with T.serial(0, product.slabs_of(warp), unroll=False) as i:
-            slab.begin(stream.next(i))
+            index = warp * product.run() + i
+            slab.begin(stream.next(i) if shape.stages else product.direct(tile, index))
             x_sums.begin()
             for of in range(BLOCKS):
-                column = (warp * product.run() + i) * SLAB + of * BLOCK
+                column = index * SLAB + of * BLOCK
                 words = [product.words(row, column, operands) for row in rows]
                 slab.block(of)
                 for step in range(STEPS):
@@ -137,7 +159,8 @@ def _few(product: _Product) -> None:
                         x_sums.add(n, of, step, words[n][step])
                     slab.multiply(of * STEPS + step)
             slab.add_offsets(x_sums.pair)
-        wait_copies(0)
+        if shape.stages:
+            wait_copies(0)
         _gather(product, sums, outputs, block, thread)
 
 
@@ -251,7 +274,9 @@ class _Staged:
         return [held[i] for i in range(self.words)]
 
 
-def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, read: Read, parts: int) -> Any:
+def _linear(
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, read: Read, parts: int
+) -> Any:
     """x, weight -> (M, N), of so many columns a row of x, which `read` reads in so many parts."""
     matrix = {"f32": "float32"}.get(str(attrs["format"]), "int32")
     with IRBuilder() as builder, T.prim_func():
@@ -264,9 +289,10 @@ def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, 
             if shape.most is None:
                 _many(product, shape.warps or 1)
                 return
+            fitted = shape.fitted(target, product.strands(), product.pieces(), product.width)
             with T.If(out.shape[0] <= shape.most):
                 with T.Then():
-                    _few(product)
+                    _few(replace(product, shape=fitted))
                 with T.Else():
                     choose(*others)
 
@@ -277,10 +303,10 @@ def _linear(shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, 
 def packed_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K), packed (N = width, K) -> (M, N): x in two parts of bfloat16."""
     columns = int(shapes[0][1])
-    return _linear(shapes, attrs, "float32", columns, floats(columns), 2)
+    return _linear(target, shapes, attrs, "float32", columns, floats(columns), 2)
 
 
 def bf16_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """bfloat16 pairs x (M, K/2), packed (N = width, K) -> (M, N)."""
     count = int(shapes[0][1])
-    return _linear(shapes, attrs, "int32", 2 * count, pairs(count), 1)
+    return _linear(target, shapes, attrs, "int32", 2 * count, pairs(count), 1)

@@ -25,6 +25,8 @@ from llmc.targets.cuda.scales import Scales
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Words
 from llmc.targets.cuda.weights import value_table
 
+FEW_VALUES = 64  # that lanes find in hardly more than one turn: there are 32 banks
+COPIES = 8  # of more values: fewer lanes share a bank
 STEPS = 2  # products of a block of 32 columns
 
 
@@ -36,7 +38,11 @@ class Operands:
         self.blocks = self.format if isinstance(self.format, BlockFormat) else None
         self.parts = 2 if name == "f32" else 1
         self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
-        self.values = None if self.blocks is None else value_table(self.blocks, thread, threads)
+        self.values = None
+        if self.blocks is not None and self.blocks.values is not None:
+            self.copies = COPIES if len(self.blocks.values) > FEW_VALUES else 1
+            self.copy = T.cast(thread % self.copies, "uint32")
+            self.values = value_table(self.blocks, thread, threads, self.copies)
 
     @property
     def pair(self) -> bool:
@@ -208,7 +214,9 @@ class Coded:
         return [self._value(codes, at) for at in range(4)]
 
     def _value(self, codes: Any, at: int) -> Any:
-        return held(self.operands.values[T.cast((codes >> u32(8 * at)) & u32(0xFF), "int32")], "uint32")
+        code = (codes >> u32(8 * at)) & u32(0xFF)
+        place = code if self.operands.copies == 1 else code * u32(self.operands.copies) + self.operands.copy
+        return held(self.operands.values[T.cast(place, "int32")], "uint32")
 
 
 _SPACED = (0x4140, 0x4342)  # bytes 0 and 1, 2 and 3, each below a byte of the other word

@@ -109,11 +109,12 @@ def _group(format: BlockFormat, words: Any, group: int) -> Any:
     return codes
 
 
-def value_table(format: BlockFormat, thread: Any, threads: int) -> Any:
-    """What codes stand for in shared memory, a word a code (`prelude.value_words`); None where codes are numbers."""
+def value_table(format: BlockFormat, thread: Any, threads: int, copies: int = 1) -> Any:
+    """What codes stand for in shared memory, `copies` words a code (`prelude.value_words`); None: codes are numbers."""
     if format.values is None:
         return None
-    table = shared((len(format.values),), "uint32")
-    strided(len(format.values), thread, threads, lambda i: T.buffer_store(table, value(format, i), [i]))
+    count = len(format.values) * copies
+    table = shared((count,), "uint32")
+    strided(count, thread, threads, lambda i: T.buffer_store(table, value(format, T.floordiv(i, copies)), [i]))
     barrier()
     return table
