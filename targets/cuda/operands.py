@@ -20,7 +20,7 @@ from llmc.compiler.formats import FORMATS, TILE, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets.cuda.fragments import Parts, parted
 from llmc.targets.cuda.launch import from_lane, held, local, shuffled, u32
-from llmc.targets.cuda.prelude import bf16_add, bytes_of, center
+from llmc.targets.cuda.prelude import bf16_add, bytes_of, center, word_at
 from llmc.targets.cuda.scales import Scales
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Words
 from llmc.targets.cuda.weights import value_table
@@ -41,7 +41,7 @@ class Operands:
         self.values = None
         if self.blocks is not None and self.blocks.values is not None:
             self.copies = COPIES if len(self.blocks.values) > FEW_VALUES else 1
-            self.copy = T.cast(thread % self.copies, "uint32")
+            self.copy = T.cast(thread % self.copies * 4, "uint32")  # where it stands, in bytes
             self.values = value_table(self.blocks, thread, threads, self.copies)
 
     @property
@@ -214,9 +214,10 @@ class Coded:
         return [self._value(codes, at) for at in range(4)]
 
     def _value(self, codes: Any, at: int) -> Any:
-        code = (codes >> u32(8 * at)) & u32(0xFF)
-        place = code if self.operands.copies == 1 else code * u32(self.operands.copies) + self.operands.copy
-        return held(self.operands.values[T.cast(place, "int32")], "uint32")
+        bits = self.operands.copies.bit_length() + 1  # of a place within the words of a code, in bytes
+        code = codes << u32(bits) if at == 0 else codes >> u32(8 * at - bits)
+        place = (code & u32(0xFF << bits)) | self.operands.copy
+        return held(word_at(self.operands.values, place), "uint32")
 
 
 _SPACED = (0x4140, 0x4342)  # bytes 0 and 1, 2 and 3, each below a byte of the other word

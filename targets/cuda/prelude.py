@@ -37,6 +37,9 @@ static __device__ __forceinline__ float llmc_half(unsigned bits) {
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
   return value;
 }
+static __device__ __forceinline__ unsigned llmc_word_at(const unsigned* words, unsigned bytes) {
+  return *reinterpret_cast<const unsigned*>(reinterpret_cast<const char*>(words) + bytes);
+}
 static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
   unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
@@ -124,6 +127,11 @@ def half(bits: Any) -> Any:
 def bytes_of(low: Any, high: Any, chosen: int) -> Any:
     """Four of the eight bytes of two words, by hexadecimal digits of `chosen`, the lowest byte last; 4: high's first."""
     return T.call_pure_extern("uint32", "__byte_perm", low, high, chosen)
+
+
+def word_at(words: Any, bytes: Any) -> Any:
+    """The word so many bytes behind the first of an array: where TIR would have them counted in words first."""
+    return T.call_pure_extern("uint32", "llmc_word_at", T.address_of(words[0]), bytes)
 
 
 def value(format: BlockFormat, code: Any) -> Any:

@@ -399,6 +399,8 @@ class _Launch:
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
             return self._shuffle_from(expr, mask)
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_word_at":
+            return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
             return self._looked_up(expr, mask)
         if name == "call_pure_extern":
@@ -417,6 +419,18 @@ class _Launch:
         """What codes of a format stand for; of threads that are masked off, anything."""
         codes = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
         return tensor_cores.value(str(expr.args[0].value), np.where(mask, codes, 0))
+
+    def _word_at(self, expr: Any, mask: Array) -> Array:
+        """A word of an array by its place in bytes."""
+        memory, places = self._pointed(expr.args[1], 1, mask)
+        space, at, thread = places[0]
+        place = np.broadcast_to(self.value(expr.args[2], mask), (self.count,))[mask].astype(np.int64)
+        at = at + place // 4
+        if (place % 4).any() or (at >= memory.data.shape[1]).any():
+            raise Fault(f"{memory.name}: outside of {memory.shape}: a place in bytes")
+        out = np.zeros(self.count, memory.data.dtype)
+        out[mask] = memory.read(space, at, thread)
+        return out
 
     def _shuffle_from(self, expr: Any, mask: Array) -> Array:
         """A value of one lane of `width` neighbouring ones."""

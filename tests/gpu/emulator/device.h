@@ -220,6 +220,8 @@ template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int
   float size = llmc_float((bits & 0x7fff) << 13) * llmc_float(0x77800000);  // by 2^112: exponents begin elsewhere
   return bits & 0x8000 ? -size : size;
 }
+[[maybe_unused]] static unsigned llmc_word_at(const unsigned *words, unsigned bytes) { return words[bytes / 4]; }
+
 // Copies arrive when their thread waits for them: until then what is read there is no number.
 namespace emulated {
 struct Copy { char bytes[16]; void *to; unsigned group; };
