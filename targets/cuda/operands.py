@@ -31,16 +31,16 @@ STEPS = 2  # products of a block of 32 columns
 
 
 class Operands:
-    """How weights of a format are read. Made once in a launch, by all threads of a block."""
+    """How weights of a format are read. Made once in a launch, by all threads of a block; of none, without values."""
 
-    def __init__(self, name: str, thread: Any, threads: int) -> None:
+    def __init__(self, name: str, thread: Any, threads: int | None = None) -> None:
         self.format = FORMATS[name]
         self.blocks = self.format if isinstance(self.format, BlockFormat) else None
         self.parts = 2 if name == "f32" else 1
         self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
         self.values = None
-        if self.blocks is not None and self.blocks.values is not None:
-            self.copies = COPIES if len(self.blocks.values) > FEW_VALUES else 1
+        if threads is not None and self.blocks is not None and self.blocks.values is not None:
+            self.copies = _copies(self.blocks)
             self.copy = T.cast(thread % self.copies * 4, "uint32")  # where it stands, in bytes
             self.values = value_table(self.blocks, thread, threads, self.copies)
 
@@ -61,12 +61,24 @@ class Operands:
 
     @property
     def run(self) -> int:
-        """Products whose sum a scale multiplies; 0: there are no scales."""
-        return 0 if self.blocks is None else self.blocks.block * STEPS // BLOCK
+        """Products whose sum is multiplied by a scale, never more than two; 0: there are no scales."""
+        return 0 if self.blocks is None else min(self.blocks.block * STEPS // BLOCK, STEPS)
 
     def slab(self, words: Words) -> Plain | Coded:
         """The lane's part of 128 columns of a tile."""
         return Plain(self, words) if self.blocks is None else Coded(self, self.blocks, words)
+
+
+def value_bytes(name: str) -> int:
+    """Shared memory that what codes stand for takes."""
+    format = FORMATS[name]
+    return 0 if not isinstance(format, BlockFormat) or format.values is None else 4 * _copies(format) * len(format.values)
+
+
+def _copies(format: BlockFormat) -> int:
+    """Of its values."""
+    assert format.values is not None
+    return COPIES if len(format.values) > FEW_VALUES else 1
 
 
 class Plain:

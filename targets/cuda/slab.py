@@ -14,14 +14,14 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.fragments import low, products
-from llmc.targets.cuda.launch import barrier, f32, fill, fma, held, local, shared, u32
+from llmc.targets.cuda.launch import f32, fill, fma, held, local, u32
 from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import bf16_pair, mma
 from llmc.targets.cuda.stream import BLOCKS, Words
 
-ROWS = 8  # of x that one product takes
 _ONES = 0x3F803F80
-Take = Callable[[Any], Any]  # an eight of rows -> the lane's words of it
+TOGETHER = 4  # eights of rows whose products wait for their scale
+Take = Callable[[Any, int], list[Any]]  # an eight of rows, and one of the two products of a block -> the lane's words
 
 
 class Slab:
@@ -30,43 +30,61 @@ class Slab:
     def __init__(self, operands: Operands, rows: int, tiles: int, x_parts: int, sums: Any) -> None:
         self.operands, self.rows, self.tiles = operands, rows, tiles
         self.x_parts, self.sums = x_parts, sums
+        self.together = min(rows, TOGETHER)
         self.a = local((tiles * STEPS * operands.parts * 4,), "uint32")
-        self.b = local((rows * x_parts * 2,), "uint32")
-        self.partial = local((rows * tiles * 4,)) if operands.run else sums
+        self.b = local((self.together * x_parts * 2,), "uint32")
+        self.partial = local((self.together * tiles * 4,)) if operands.run else None
 
     def begin(self, words: Sequence[Words]) -> None:
         """Read 128 columns, of each tile."""
         self.weights = [self.operands.slab(each) for each in words]
 
-    def block(self, block: int) -> None:
-        """Make operands of 32 of these columns."""
+    def multiply(self, block: int, take: Take) -> None:
+        """Add the products of 32 of these columns; `take(eight rows, step)` gives the lane's words of x."""
         for own, weights in enumerate(self.weights):
             words = [word for step in weights.words(block) for part in step for word in part]
             for i, word in enumerate(words):
                 T.buffer_store(self.a, word, [own * len(words) + i])
+        run = self.operands.run
+        scales = {
+            step: [weights.scale(block * STEPS + step) for weights in self.weights]
+            for step in range(STEPS)
+            if run and (step + 1) % run == 0
+        }
+        if self.rows == self.together:
+            self._group(0, take, scales)
+            return
+        with T.unroll(0, self.rows // self.together) as group:
+            self._group(group, take, scales)
 
-    def take(self, n: Any, words: list[Any]) -> None:
-        """The lane's words of eight rows of x for the next product."""
-        for i, word in enumerate(words):
-            T.buffer_store(self.b, word, [n * len(words) + i])
+    def _group(self, group: Any, take: Take, scales: dict[int, list[Any]]) -> None:
+        """The products of some eights of rows, by both steps, each scaled where its run ends."""
+        for step in range(STEPS):
+            if self.partial is not None and step % self.operands.run == 0:
+                fill(self.partial, f32(0))
+            self._products(group, step, take)
+            if step in scales:
+                self._scale(group, scales[step])
 
-    def multiply(self, step: int) -> None:
-        """Add product `step` of the slab, and what its run comes to where it ends one."""
-        run, parts = self.operands.run, self.operands.parts
-        if run and step % run == 0:
-            fill(self.partial, f32(0))
-        for i, j in products(parts, self.x_parts):  # neighbours add to other sums: none waits for the one before
-            with T.unroll(0, self.rows) as n:
+    def _products(self, group: Any, step: int, take: Take) -> None:
+        first = group * self.together
+        for n in range(self.together):
+            for i, word in enumerate(take(first + n, step)):
+                T.buffer_store(self.b, word, [n * self.x_parts * 2 + i])
+        sums, begin = (self.sums, first) if self.partial is None else (self.partial, 0)
+        for i, j in products(self.operands.parts, self.x_parts):  # neighbours add to other sums: none waits
+            for n in range(self.together):
                 for own in range(self.tiles):
-                    a, b = ((own * STEPS + step % STEPS) * parts + i) * 4, (n * self.x_parts + j) * 2
-                    mma(self.partial[(n * self.tiles + own) * 4], self.a[a], self.b[b])
-        if run and (step + 1) % run == 0:
-            scales = [weights.scale(step) for weights in self.weights]
-            with T.unroll(0, self.rows) as n:
-                for own in range(self.tiles):
-                    for i in range(4):
-                        at = (n * self.tiles + own) * 4 + i
-                        T.buffer_store(self.sums, fma(scales[own][i // 2], self.partial[at], self.sums[at]), [at])
+                    a, b = ((own * STEPS + step) * self.operands.parts + i) * 4, (n * self.x_parts + j) * 2
+                    mma(sums[((begin + n) * self.tiles + own) * 4], self.a[a], self.b[b])
+
+    def _scale(self, group: Any, scales: list[Any]) -> None:
+        """Add what a run of products comes to."""
+        assert self.partial is not None
+        count = self.together * self.tiles * 4
+        for i in range(count):
+            at, scale = group * count + i, scales[i // 4 % self.tiles][i // 2 % 2]
+            T.buffer_store(self.sums, fma(scale, self.partial[i], self.sums[at]), [at])
 
     def add_offsets(self, take: Callable[[Any, int], Any]) -> None:
         """Add products of stored offsets with sums of x: `take(eight rows, which of a lane's)` gives those, in parts."""
@@ -117,32 +135,3 @@ class BlockSums:
         total = self.totals[(n * self.count + at) * 4]
         large = held(low(held(bf16_pair(total, f32(0)), "uint32")))
         return bf16_pair(large, total - large)
-
-
-class SharedSums:
-    """The same of rows that all warps of a block share: each makes some, and all read them."""
-
-    def __init__(self, operands: Operands, rows: int, warps: int, warp: Any, lane: Any) -> None:
-        self.own = BlockSums(operands, rows // warps)
-        self.first, self.lane = warp * (rows // warps), lane
-        if self.own.count:
-            self.pairs = shared((rows, self.own.count, 32), "uint32")
-
-    def add(self, block: int, step: int, take: Callable[[Any], list[Any]]) -> None:
-        """What `take(eight rows)` gives of the warp's rows."""
-        if self.own.count:
-            for n in range(self.own.rows):
-                self.own.add(n, block, step, take(self.first + n))
-
-    def share(self) -> None:
-        """Let all warps see the sums of a slab."""
-        if not self.own.count:
-            return
-        for n in range(self.own.rows):
-            for at in range(self.own.count):
-                T.buffer_store(self.pairs, self.own.pair(n, at), [self.first + n, at, self.lane])
-        barrier()
-
-    def pair(self, n: Any, at: int) -> Any:
-        """The sum of row g of an eight over the lane's own block, as two parts."""
-        return self.pairs[n, at, self.lane]

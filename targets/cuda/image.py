@@ -1,0 +1,76 @@
+"""x of a linear layer as operands of tensor cores, written once for all warps that multiply it: a launch of its own.
+
+Lanes then read what they multiply as it stands, whatever x was: of each product of 16 columns and eight rows 32 lanes'
+words side by side, of all parts. Where weights have stored offsets, sums of x over blocks of columns are with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.targets.cuda.launch import launch, local
+from llmc.targets.cuda.operands import STEPS, Operands
+from llmc.targets.cuda.product import ROWS, Product
+from llmc.targets.cuda.slab import BlockSums
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB
+from llmc.targets.cuda.target import WARP
+
+WARPS = 4  # of a block: each has a slab
+
+
+class Image:
+    """x of a product, in memory of the step; made by `write`, outside of launches."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        self.words = 2 * product.x_parts  # of a lane, for each product
+        self.block_words = STEPS * WARP * self.words
+        self.offsets = Operands(product.format, 0).offsets
+        self.eights = T.floordiv(product.out.shape[0] + (ROWS - 1), ROWS)
+        slabs = product.slabs()
+        self.data = T.alloc_buffer((self.eights, slabs * BLOCKS * self.block_words), "uint32")
+        if self.offsets:
+            self.sums = T.alloc_buffer((self.eights, slabs * self.offsets * WARP), "uint32")
+
+    def write(self) -> None:
+        """A warp for 128 columns of eight rows."""
+        product = self.product
+        grid = {"blockIdx.x": -(-product.slabs() // WARPS), "blockIdx.y": self.eights, "threadIdx.x": WARPS * WARP}
+        with launch(grid) as (block, eight, thread):
+            slab, lane = block * WARPS + T.floordiv(thread, WARP), thread % WARP
+            operands = Operands(product.format, thread)
+            sums = BlockSums(operands, 1)
+            held = local((self.words,), "uint32")
+            with T.If(slab < product.slabs()), T.Then():
+                sums.begin()
+                for of in range(BLOCKS):
+                    words = product.words(eight * ROWS + operands.first, slab * SLAB + of * BLOCK, operands)
+                    for step in range(STEPS):
+                        for at, word in enumerate(words[step]):
+                            T.buffer_store(held, word, [at])
+                        place = self._place(slab, of, step, lane)
+                        T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
+                        sums.add(0, of, step, words[step])
+                for at in range(self.offsets):
+                    T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])
+
+    def _place(self, slab: Any, block: int, step: int, lane: Any) -> Any:
+        first = (slab * BLOCKS + block) * self.block_words + (step * WARP + lane) * self.words
+        return T.ramp(first, 1, self.words)
+
+    def eight(self, n: Any) -> Any:
+        """An eight of rows that there is, in place of one beyond the last: it is computed again, and not written."""
+        return T.min(n, self.eights - 1)
+
+    def read(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> list[Any]:
+        """A lane's words of eight rows for a product."""
+        held = local((self.words,), "uint32")
+        place = self._place(slab, block, step, lane)
+        T.buffer_store(held, self.data[self.eight(n), place], [T.ramp(0, 1, self.words)])
+        return [held[i] for i in range(self.words)]
+
+    def pair(self, n: Any, slab: Any, at: int, lane: Any) -> Any:
+        """Of row g of eight, the sum over the lane's own block, as two parts."""
+        return self.sums[self.eight(n), (slab * self.offsets + at) * WARP + lane]

@@ -1,0 +1,132 @@
+"""Products of few rows on CUDA: each warp of a block has a strand of the same rows and outputs.
+
+Weights come ahead into shared memory (stream.py). Of one to eight rows warps make operands of x themselves, of more they
+read its image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import TILE
+from llmc.compiler.formats.plain import tiles
+from llmc.targets.cuda.image import Image
+from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared
+from llmc.targets.cuda.operands import STEPS, Operands, value_bytes
+from llmc.targets.cuda.prelude import wait_copies
+from llmc.targets.cuda.product import ROWS, Product
+from llmc.targets.cuda.slab import BlockSums, Slab
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Stream
+from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP, CudaTarget
+
+WIDE = 1024  # tiles of outputs from which on a warp takes more of them: there are blocks enough
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a block: rows of x by eights, and the most tiles of outputs."""
+
+    rows: int
+    tiles: int
+    stages: int = 0  # slabs of weights of a warp in shared memory, on their way but for one; 0: weights are read directly
+
+    def gathered_bytes(self, strands: int) -> int:
+        """Shared memory in which strands meet."""
+        return 4 * strands * self.rows * ROWS * (self.tiles * TILE + 4)
+
+    def fitted(self, target: CudaTarget, product: Product) -> Shape:
+        """With stages and tiles so that two blocks fit a multiprocessor: most tiles first, which share what x becomes."""
+        strands, pieces = product.strands(), product.pieces()
+        most = self.tiles if tiles(product.width) >= WIDE else min(self.tiles, 2)
+        for found in (replace(self, tiles=count, stages=stages) for count in (4, 2, 1) for stages in (4, 2)):
+            gathered = found.gathered_bytes(strands)
+            copied = 4 * strands * found.stages * Stream.words(pieces, found.tiles)
+            room = gathered + value_bytes(product.format) <= STATIC_SHARED_BYTES
+            if found.tiles <= most and room and gathered + copied <= target.shared_bytes // 2:
+                return found
+        return replace(self, tiles=1)
+
+
+def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
+    """The launch; x as it is, or its image."""
+    strands = product.strands()
+    grid = {
+        "blockIdx.x": -(-tiles(product.width) // shape.tiles),
+        "blockIdx.y": T.floordiv(product.out.shape[0] + (shape.rows * ROWS - 1), shape.rows * ROWS),
+        "threadIdx.x": strands * WARP,
+    }
+    with launch(grid) as (outputs, block, thread):
+        operands = Operands(product.format, thread, strands * WARP)
+        warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
+        pieces, tile = product.pieces(), outputs * shape.tiles
+        stage = Stream.words(pieces, shape.tiles)
+        if shape.stages:
+            memory = dynamic(strands * shape.stages * stage)
+            first = warp * (shape.stages * stage)
+            stream = Stream(pieces, product.weight, product.tiles(tile, shape.tiles), memory, first, shape.stages)
+        sums = local((shape.rows * shape.tiles * 4,))
+        fill(sums, f32(0))
+        slab = Slab(operands, shape.rows, shape.tiles, product.x_parts, sums)
+        if image is None:
+            x_sums = BlockSums(operands, shape.rows)
+        rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
+        if shape.stages:
+            stream.begin(warp * product.run(), product.slabs_of(warp), lane)
+        with T.serial(0, product.slabs_of(warp), unroll=False) as i:
+            index = warp * product.run() + i
+            slab.begin(stream.next(i) if shape.stages else product.direct(tile, index, shape.tiles))
+            if image is None:
+                _multiply_rows(product, slab, rows, index, x_sums)
+            else:
+                _multiply_image(image, slab, block * shape.rows, index, lane)
+        if shape.stages:
+            wait_copies(0)
+        _gather(product, shape, sums, outputs, block, thread)
+
+
+def _multiply_rows(product: Product, slab: Slab, rows: list[Any], index: Any, sums: BlockSums) -> None:
+    """A slab of some rows of x."""
+    sums.begin()
+    for of in range(BLOCKS):
+        words = [product.words(row, index * SLAB + of * BLOCK, slab.operands) for row in rows]
+        for n, found in enumerate(words):
+            for step in range(STEPS):
+                sums.add(n, of, step, found[step])
+        slab.multiply(of, lambda n, step, words=words: words[n][step])  # type: ignore[misc]
+    slab.add_offsets(sums.pair)
+
+
+def _multiply_image(image: Image, slab: Slab, first: Any, index: Any, lane: Any) -> None:
+    """A slab of the image of x."""
+    for of in range(BLOCKS):
+        slab.multiply(of, lambda n, step, of=of: image.read(first + n, index, of, step, lane))  # type: ignore[misc]
+    slab.add_offsets(lambda n, at: image.pair(first + n, index, at, lane))
+
+
+def _gather(product: Product, shape: Shape, sums: Any, outputs: Any, block: Any, thread: Any) -> None:
+    """What strands summed, added in their order and written."""
+    strands = product.strands()
+    rows, wide = shape.rows * ROWS, shape.tiles * TILE
+    parts = shared((strands, rows, wide + 4))  # 4: then lanes that write together write to banks of their own
+    strand, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
+    for n in range(shape.rows):
+        for tile in range(shape.tiles):
+            for i in range(4):
+                row = n * ROWS + T.floormod(lane, 4) * 2 + i % 2
+                column = tile * TILE + T.floordiv(lane, 4) + i // 2 * 8
+                T.buffer_store(parts, sums[(n * shape.tiles + tile) * 4 + i], [strand, row, column])
+    barrier()
+    total, threads = local((1,)), strands * WARP
+    with T.serial(0, -(-rows * wide // threads), unroll=False) as step:
+        place = step * threads + thread
+        own, column = T.floordiv(place, wide), T.floormod(place, wide)
+        row, output = block * rows + own, outputs * wide + column
+        with T.If(tirx.all(place < rows * wide, row < product.out.shape[0], output < product.width)), T.Then():
+            T.buffer_store(total, f32(0), [0])
+            for other in range(strands):
+                T.buffer_store(total, total[0] + parts[other, own, column], [0])
+            T.buffer_store(product.out, total[0], [row, output])
