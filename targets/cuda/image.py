@@ -20,24 +20,35 @@ from llmc.targets.cuda.target import WARP
 WARPS = 4  # of a block: each has a slab
 
 
+def block_words(product: Product) -> int:
+    """Of eight rows by 32 columns."""
+    return STEPS * WARP * 2 * product.x_parts
+
+
 class Image:
     """x of a product, in memory of the step; made by `write`, outside of launches."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, eights: int) -> None:
+        """For launches whose blocks have so many eights of rows, or a part of them."""
         self.product = product
         self.words = 2 * product.x_parts  # of a lane, for each product
-        self.block_words = STEPS * WARP * self.words
+        self.block_words = block_words(product)
         self.offsets = Operands(product.format, 0).offsets
-        self.eights = T.floordiv(product.out.shape[0] + (ROWS - 1), ROWS)
+        self.eights = self.filled(eights)
         slabs = product.slabs()
         self.data = T.alloc_buffer((self.eights, slabs * BLOCKS * self.block_words), "uint32")
         if self.offsets:
             self.sums = T.alloc_buffer((self.eights, slabs * self.offsets * WARP), "uint32")
 
-    def write(self) -> None:
-        """A warp for 128 columns of eight rows."""
+    def filled(self, eights: int) -> Any:
+        """Eights of rows in whole blocks of so many."""
+        rows = eights * ROWS
+        return T.floordiv(self.product.out.shape[0] + (rows - 1), rows) * eights
+
+    def write(self, eights: int) -> None:
+        """For blocks of so many eights of rows: a warp for 128 columns of eight rows. What is none of x's is any row."""
         product = self.product
-        grid = {"blockIdx.x": -(-product.slabs() // WARPS), "blockIdx.y": self.eights, "threadIdx.x": WARPS * WARP}
+        grid = {"blockIdx.x": -(-product.slabs() // WARPS), "blockIdx.y": self.filled(eights), "threadIdx.x": WARPS * WARP}
         with launch(grid) as (block, eight, thread):
             slab, lane = block * WARPS + T.floordiv(thread, WARP), thread % WARP
             operands = Operands(product.format, thread)
@@ -60,17 +71,13 @@ class Image:
         first = (slab * BLOCKS + block) * self.block_words + (step * WARP + lane) * self.words
         return T.ramp(first, 1, self.words)
 
-    def eight(self, n: Any) -> Any:
-        """An eight of rows that there is, in place of one beyond the last: it is computed again, and not written."""
-        return T.min(n, self.eights - 1)
-
     def read(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> list[Any]:
         """A lane's words of eight rows for a product."""
         held = local((self.words,), "uint32")
         place = self._place(slab, block, step, lane)
-        T.buffer_store(held, self.data[self.eight(n), place], [T.ramp(0, 1, self.words)])
+        T.buffer_store(held, self.data[n, place], [T.ramp(0, 1, self.words)])
         return [held[i] for i in range(self.words)]
 
     def pair(self, n: Any, slab: Any, at: int, lane: Any) -> Any:
         """Of row g of eight, the sum over the lane's own block, as two parts."""
-        return self.sums[self.eight(n), (slab * self.offsets + at) * WARP + lane]
+        return self.sums[n, (slab * self.offsets + at) * WARP + lane]

@@ -40,18 +40,20 @@ def _linear(
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments([dtype, matrix, "float32"], shapes)
         product = Product(x, weight, out, str(attrs["format"]), int(attrs["width"]), columns, read, parts)
-        image = Image(product)
+        size = fitted(target, product)
+        image = Image(product, size.rows)
         few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))
         with T.If(out.shape[0] <= FEW.rows * ROWS):
             with T.Then():
                 multiply_few(product, few, None)
             with T.Else():
-                image.write()
                 with T.If(out.shape[0] <= BATCH_ROWS):
                     with T.Then():
+                        image.write(batch.rows)
                         multiply_few(product, batch, image)
                     with T.Else():
-                        multiply_many(product, image, fitted(target, product, image))
+                        image.write(size.rows)
+                        multiply_many(product, image, size)
     return builder.get()
 
 

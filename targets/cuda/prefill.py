@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
-from llmc.targets.cuda.image import Image
+from llmc.targets.cuda.image import Image, block_words
 from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local
 from llmc.targets.cuda.operands import Operands, value_bytes
 from llmc.targets.cuda.prelude import COPIED, commit_copies, copy_async, wait_copies
@@ -40,18 +40,19 @@ class Size:
         """Of a thread."""
         return self.rows * TILES * 4
 
-    def words(self, image: Image) -> int:
+    def words(self, product: Product) -> int:
         """Of shared memory."""
-        return THREADS * self.sums + self.stages * self.rows * image.block_words
+        return THREADS * self.sums + self.stages * self.rows * block_words(product)
 
 
-def fitted(target: CudaTarget, product: Product, image: Image) -> Size:
-    """The size of which two blocks fit a multiprocessor: most rows first."""
-    values = value_bytes(product.format)
-    for rows in (16, 8):
+def fitted(target: CudaTarget, product: Product) -> Size:
+    """The size of which two blocks fit a multiprocessor: most rows first, of which registers hold the sums."""
+    values, coded = value_bytes(product.format), Operands(product.format, 0).run > 0
+    most = (12 if product.x_parts == 1 else 8) if coded else 16
+    for rows in (most, 8):
         for stages in (4, 2):
             size = Size(rows, stages)
-            if 2 * (4 * size.words(image) + values + _RESERVED) <= target.shared_bytes + _RESERVED:
+            if 2 * (4 * size.words(product) + values + _RESERVED) <= target.shared_bytes + _RESERVED:
                 return size
     return Size(8, 2)
 
@@ -67,7 +68,7 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
     with launch(grid) as (block, outputs, thread):
         operands = Operands(product.format, thread, THREADS)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        memory, sums = dynamic(size.words(image)), local((size.sums,))
+        memory, sums = dynamic(size.words(product)), local((size.sums,))
         slab = Slab(operands, size.rows, TILES, product.x_parts, sums)
         totals = _Totals(memory, thread, size.sums)
         ahead = _Ahead(product, image, size, memory, block, thread)
@@ -138,7 +139,7 @@ class _Ahead:
         pieces = self.image.block_words // COPIED  # of eight rows
         with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
             place = turn * THREADS + self.thread
-            n = self.image.eight(self.block * self.size.rows + T.floordiv(place, pieces))
+            n = self.block * self.size.rows + T.floordiv(place, pieces)
             given = self.image.data[n, index * self.image.block_words + place % pieces * COPIED]
             copy_async(self.memory[self._stage(stage) + place * COPIED], given, 4 * COPIED)
         commit_copies()

@@ -20,7 +20,7 @@ from llmc.targets.cuda.prelude import bf16_pair, mma
 from llmc.targets.cuda.stream import BLOCKS, Words
 
 _ONES = 0x3F803F80
-TOGETHER = 4  # eights of rows whose products wait for their scale
+TOGETHER = 2  # eights of rows whose products wait for their scale
 Take = Callable[[Any, int], list[Any]]  # an eight of rows, and one of the two products of a block -> the lane's words
 
 
