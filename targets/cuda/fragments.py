@@ -17,8 +17,8 @@ from llmc.targets.vector import i32
 
 COLUMNS = 4  # of a row, in the two words that a lane has of them
 Parts = list[list[Any]]  # of each part, large one first: two words, of two columns each
-# x, row, first of 32 columns, the lane's quarter, whether its words are of columns four apart (operands.py), whether all
-# columns that are asked for are x's -> for each of two products, the lane's four columns of the row, or zeros
+# x, row, first of 32 columns, the lane's quarter, whether its words are of columns four apart (operands.py), whether
+# all columns that are asked for are x's -> for each of two products, the lane's four columns of the row, or zeros
 Read = Callable[[Any, Any, Any, Any, bool, bool], list[Parts]]
 
 

@@ -46,9 +46,10 @@ class Image:
         return T.floordiv(self.product.out.shape[0] + (rows - 1), rows) * eights
 
     def write(self, eights: int) -> None:
-        """For blocks of so many eights of rows: a warp for 128 columns of eight rows. What is none of x's is any row."""
+        """For blocks of so many eights of rows: a warp for 128 columns of eight rows. Rows beyond the last are any."""
         product = self.product
-        grid = {"blockIdx.x": -(-product.slabs() // WARPS), "blockIdx.y": self.filled(eights), "threadIdx.x": WARPS * WARP}
+        slabs = -(-product.slabs() // WARPS)
+        grid = {"blockIdx.x": slabs, "blockIdx.y": self.filled(eights), "threadIdx.x": WARPS * WARP}
         with launch(grid) as (block, eight, thread):
             slab, lane = block * WARPS + T.floordiv(thread, WARP), thread % WARP
             operands = Operands(product.format, thread)

@@ -163,6 +163,7 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16", "from_lane", "greater", "held",
-    "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "u32", "warp_reduce", "width_threads",
+    "added", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16", "from_lane",
+    "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "u32", "warp_reduce",
+    "width_threads",
 ]  # fmt: skip

@@ -46,14 +46,13 @@ def _linear(
         with T.If(out.shape[0] <= FEW.rows * ROWS):
             with T.Then():
                 multiply_few(product, few, None)
-            with T.Else():
-                with T.If(out.shape[0] <= BATCH_ROWS):
-                    with T.Then():
-                        image.write(batch.rows)
-                        multiply_few(product, batch, image)
-                    with T.Else():
-                        image.write(size.rows)
-                        multiply_many(product, image, size)
+            with T.Else(), T.If(out.shape[0] <= BATCH_ROWS):
+                with T.Then():
+                    image.write(batch.rows)
+                    multiply_few(product, batch, image)
+                with T.Else():
+                    image.write(size.rows)
+                    multiply_many(product, image, size)
     return builder.get()
 
 

@@ -72,7 +72,9 @@ class Operands:
 def value_bytes(name: str) -> int:
     """Shared memory that what codes stand for takes."""
     format = FORMATS[name]
-    return 0 if not isinstance(format, BlockFormat) or format.values is None else 4 * _copies(format) * len(format.values)
+    if not isinstance(format, BlockFormat) or format.values is None:
+        return 0
+    return 4 * _copies(format) * len(format.values)
 
 
 def _copies(format: BlockFormat) -> int:

@@ -74,7 +74,7 @@ def _tables() -> str:
             words = ", ".join(f"0x{word:08x}u" for word in value_words(format))
             lines.append(
                 f"__device__ const unsigned llmc_values_{format.name}[] = {{{words}}};\n"
-                f"static __device__ __forceinline__ unsigned llmc_value_{format.name}(int code) {{\n"
+                f"__device__ __forceinline__ unsigned llmc_value_{format.name}(int code) {{\n"
                 f"  return llmc_values_{format.name}[code];\n}}\n"
             )
     return "".join(lines)
@@ -125,7 +125,7 @@ def half(bits: Any) -> Any:
 
 
 def bytes_of(low: Any, high: Any, chosen: int) -> Any:
-    """Four of the eight bytes of two words, by hexadecimal digits of `chosen`, the lowest byte last; 4: high's first."""
+    """Four of the eight bytes of two words by hexadecimal digits of `chosen`, the lowest byte's last; 4 is high's."""
     return T.call_pure_extern("uint32", "__byte_perm", low, high, chosen)
 
 

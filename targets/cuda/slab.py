@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.fragments import low, products
 from llmc.targets.cuda.launch import f32, fill, fma, held, local, u32
-from llmc.targets.cuda.operands import STEPS, Operands
+from llmc.targets.cuda.operands import STEPS, Coded, Operands
 from llmc.targets.cuda.prelude import bf16_pair, mma
 from llmc.targets.cuda.stream import BLOCKS, Words
 
@@ -47,7 +47,7 @@ class Slab:
                 T.buffer_store(self.a, word, [own * len(words) + i])
         run = self.operands.run
         scales = {
-            step: [weights.scale(block * STEPS + step) for weights in self.weights]
+            step: [weights.scale(block * STEPS + step) for weights in self.weights if isinstance(weights, Coded)]
             for step in range(STEPS)
             if run and (step + 1) % run == 0
         }
@@ -87,10 +87,11 @@ class Slab:
             T.buffer_store(self.sums, fma(scale, self.partial[i], self.sums[at]), [at])
 
     def add_offsets(self, take: Callable[[Any, int], Any]) -> None:
-        """Add products of stored offsets with sums of x: `take(eight rows, which of a lane's)` gives those, in parts."""
+        """Add products of stored offsets and sums of x; `take(eight rows, which of a lane's)` gives these, in parts."""
         for at in range(self.operands.offsets):
             a, b = local((self.tiles * 4,), "uint32"), local((2,), "uint32")
             for own, weights in enumerate(self.weights):
+                assert isinstance(weights, Coded)
                 for half, offset in enumerate(weights.offsets(at)):
                     T.buffer_store(a, bf16_pair(offset, offset), [own * 4 + half])
                     rest = held(offset - low(a[own * 4 + half]))

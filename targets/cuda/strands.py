@@ -1,7 +1,7 @@
 """Products of few rows on CUDA: each warp of a block has a strand of the same rows and outputs.
 
-Weights come ahead into shared memory (stream.py). Of one to eight rows warps make operands of x themselves, of more they
-read its image.
+Weights come ahead into shared memory (stream.py). Of one to eight rows warps make operands of x themselves, of more
+they read its image.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Shape:
 
     rows: int
     tiles: int
-    stages: int = 0  # slabs of weights of a warp in shared memory, on their way but for one; 0: weights are read directly
+    stages: int = 0  # slabs of weights of a warp in shared memory, all but one on their way; 0: weights are read as is
 
     def gathered_bytes(self, strands: int) -> int:
         """Shared memory in which strands meet."""
         return 4 * strands * self.rows * ROWS * (self.tiles * TILE + 4)
 
     def fitted(self, target: CudaTarget, product: Product) -> Shape:
-        """With stages and tiles so that two blocks fit a multiprocessor: most tiles first, which share what x becomes."""
+        """With stages and tiles so that two blocks fit a multiprocessor, most tiles first: they share operands of x."""
         strands, pieces = product.strands(), product.pieces()
         most = self.tiles if tiles(product.width) >= WIDE else min(self.tiles, 2)
         for found in (replace(self, tiles=count, stages=stages) for count in (4, 2, 1) for stages in (4, 2)):

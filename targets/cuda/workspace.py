@@ -18,4 +18,4 @@ def with_workspaces(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return function
     rest = [stmt for stmt in function.body.seq if not isinstance(stmt, tirx.AllocBuffer)]
     params = [*function.params, *(stmt.buffer for stmt in allocated)]
-    return tirx.PrimFunc(params, tirx.SeqStmt(rest), attrs=function.attrs)
+    return tirx.PrimFunc(params, rest[0] if len(rest) == 1 else tirx.SeqStmt(rest), attrs=function.attrs)

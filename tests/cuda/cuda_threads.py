@@ -11,7 +11,8 @@ loops are masks. What is checked on the way, each a `Fault`:
 - a shuffle from a lane that is masked off
 - a read of what is still being copied, and a copy that nobody waits for
 
-A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads, so whatever order they ran in would show as a race and nothing else.
+A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads,
+so whatever order they ran in would show as a race and nothing else.
 """
 
 from __future__ import annotations
@@ -309,9 +310,10 @@ class _Launch:
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""
-        left = [
-            each.arrive(mask[each.place[2]] & (each.group < self.groups[each.place[2]] - groups)) for each in self.copies
-        ]
+        left = []
+        for each in self.copies:
+            thread = each.place[2]
+            left.append(each.arrive(mask[thread] & (each.group < self.groups[thread] - groups)))
         self.copies = [each for each in left if len(each.group)]
 
     def _pointed(self, pointer: Any, words: int, mask: Array) -> tuple[_Memory, list[tuple[Array, Array, Array]]]:

@@ -47,8 +47,8 @@ def run(device: Device, function: Any, case: dict[str, np.ndarray], tolerance: f
     before = [case[f"before_{i}"] for i in range(sum(name.startswith("before_") for name in case))]
     wanted = [case[f"output_{i}"] for i in range(sum(name.startswith("output_") for name in case))]
     poison = [np.full(w.nbytes, POISON, np.uint8).view(w.dtype).reshape(w.shape) for w in wanted]
-    shapes = [case[f"workspace_{i}"] for i in range(sum(name.startswith("workspace_") for name in case))]
-    poison += [np.full(shape, np.nan, np.float32) for shape in shapes]
+    workspaces = [case[f"workspace_{i}"] for i in range(sum(name.startswith("workspace_") for name in case))]
+    poison += [np.full(each.shape[1:], -1, np.int32).view(each.dtype) for each in workspaces]  # NaN, where it is floats
     tensors = [to_device(device, array) for array in [*before, *poison]]
     with device.ffi.use_raw_stream(device.handle, device.stream):
         function(*tensors)

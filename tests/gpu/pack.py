@@ -94,7 +94,7 @@ def write_kernels(
             f"after_{i}": a for i, a in enumerate(after) if not np.array_equal(a, case.arrays[i], equal_nan=True)
         }
         arrays |= {f"output_{i}": each for i, each in enumerate(outputs)}
-        arrays |= {f"workspace_{i}": np.array(shape) for i, shape in enumerate(workspaces)}
+        arrays |= {f"workspace_{i}": each for i, each in enumerate(workspaces)}
         np.savez_compressed(folder / f"{name}.npz", **arrays)
         entries.append({"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": tolerance(case, outputs)})
     module, _ = compile_kernels(functions | {ADD_PARTS: add_parts(target)}, target)
@@ -119,8 +119,8 @@ def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
 
 def _kernel(
     case: Case, outputs: list[np.ndarray], target: CudaTarget
-) -> tuple[tirx.PrimFunc, list[list[int]]]:  # fmt: skip
-    """The kernel for any number of rows, and the shapes of float32 workspaces that this case gives it besides."""
+) -> tuple[tirx.PrimFunc, list[np.ndarray]]:  # fmt: skip
+    """The kernel for any number of rows; of each workspace that it takes besides, none: its shape and dtype."""
     names: dict[int, Any] = {}
     sizes: list[list[Any]] = []
     for i, array in enumerate([*case.arrays, *outputs]):
@@ -134,7 +134,7 @@ def _kernel(
         for size, got in zip(operand.shape, array.shape, strict=True):
             if isinstance(size, tirx.Var):
                 known.bind(size, tirx.const(got, "int64"))
-    return made, [[int(known.simplify(size)) for size in each.shape] for each in own]
+    return made, [np.empty([0, *(int(known.simplify(size)) for size in each.shape)], str(each.dtype)) for each in own]
 
 
 def tiny_models(folder: Path) -> dict[str, tuple[Path, str, str]]:
