@@ -209,33 +209,22 @@ def compiled(names: Iterable[str], target: CudaTarget) -> dict[str, list[Resourc
 
 def asked_bytes(function: tirx.PrimFunc) -> list[int]:
     """Shared memory that each launch asks the driver for, beside that of its code."""
-    found: list[int] = []
-
-    def visit(stmt: Any) -> None:
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            found.append(_dynamic(stmt))
-        elif isinstance(stmt, tirx.SeqStmt):
-            for part in stmt.seq:
-                visit(part)
-        elif isinstance(stmt, tirx.IfThenElse):
-            for branch in (stmt.then_case, stmt.else_case):
-                if branch is not None:
-                    visit(branch)
-
-    visit(function.body)
-    return found
+    return _asked(function.body)
 
 
-def _dynamic(launch: Any) -> int:
-    total = 0
-
-    def count(node: Any) -> None:
-        nonlocal total
-        if isinstance(node, tirx.AllocBuffer) and node.buffer.scope() == "shared.dyn":
-            total += 4 * math.prod(int(size) for size in node.buffer.shape)
-
-    tirx.stmt_functor.post_order_visit(launch, count)
-    return total
+def _asked(stmt: Any) -> list[int]:
+    if isinstance(stmt, tirx.SeqStmt):
+        return [asked for part in stmt.seq for asked in _asked(part)]
+    if isinstance(stmt, tirx.IfThenElse):
+        branches = [branch for branch in (stmt.then_case, stmt.else_case) if branch is not None]
+        return [asked for branch in branches for asked in _asked(branch)]
+    if not isinstance(stmt, tirx.AttrStmt):
+        return []  # memory that launches leave each other
+    while isinstance(stmt, tirx.AttrStmt):
+        stmt = stmt.body
+    parts = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
+    buffers = [part.buffer for part in parts if isinstance(part, tirx.AllocBuffer)]
+    return [sum(4 * math.prod(map(int, one.shape)) for one in buffers if one.scope() == "shared.dyn")]
 
 
 def faults(taken: Resources, target: CudaTarget) -> list[str]:

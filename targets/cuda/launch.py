@@ -45,6 +45,13 @@ def launch(extents: dict[str, Any]) -> Iterator[list[Any]]:
         yield [index, *rest]
 
 
+@contextmanager
+def together(blocks: int) -> Iterator[None]:
+    """In a launch whose memory is made for so many blocks of a multiprocessor: registers are not saved for more."""
+    with T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", blocks):
+        yield
+
+
 def width_threads(width: int, most: int = 256) -> int:
     """Threads for a row of so many numbers: whole warps, at least one."""
     return min(most, -(-width // WARP) * WARP)
@@ -164,6 +171,6 @@ def from_bf16(bits: Any) -> Any:
 
 __all__ = [
     "added", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16", "from_lane",
-    "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "u32", "warp_reduce",
-    "width_threads",
+    "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "together", "u32",
+    "warp_reduce", "width_threads",
 ]  # fmt: skip

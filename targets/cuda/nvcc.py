@@ -18,7 +18,7 @@ _ENTRY = re.compile(
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
     r".*?Used (?P<registers>\d+) registers(?P<rest>.*)"
 )
-_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)\(")
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)(?:, \d+)?\) (\w+)\(")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 

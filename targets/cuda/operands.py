@@ -117,7 +117,8 @@ class Coded:
             [[self._plane(words, unit, half, at, bits) for at, bits in _starts(format)] for half in range(2)]
             for unit in range(SLAB // format.unit)
         ]
-        self.tables = [self._scales(words, half) for half in range(2)]
+        self.tables = [self._tables(words, half) for half in range(2)]
+        self.scales = [[scales.scale(first + at) for at in range(operands.scales)] for scales, first in self.tables]
 
     def words(self, block: int) -> list[Parts]:
         """For each product of a block, its four words: rows g and g + 8 at two columns, at two more."""
@@ -135,13 +136,16 @@ class Coded:
         """Of rows g and g + 8, for the run of products that step `step` of the slab ends."""
         block = (step + 1 - self.operands.run) // STEPS
         at = step % self.operands.scales if self.operands.run == 1 else 0
-        return [from_lane(self.tables[half][at][0], block, 4) for half in range(2)]
+        return [from_lane(self.scales[half][at], block, 4) for half in range(2)]
 
     def offsets(self, at: int) -> list[Any]:
         """Of rows g and g + 8, for offset `at` of the lane's own block."""
-        return [self.tables[half][at][1] for half in range(2)]
+        return [
+            scales.offset(first + at, own[at]) for (scales, first), own in zip(self.tables, self.scales, strict=True)
+        ]
 
-    def _scales(self, words: Words, half: int) -> list[tuple[Any, Any]]:
+    def _tables(self, words: Words, half: int) -> tuple[Scales, Any]:
+        """Of a row: where its scales stand, and which is the first of the lane's own block."""
         format, row, q = self.format, self.operands.first + 8 * half, self.quarter
         count, of_row = self.operands.scales, None
         if format.scale == "row":
@@ -154,8 +158,7 @@ class Coded:
             tables = T.floordiv(q, per_record) * format.record_words + format.code_words
             block = T.floordiv(q % per_record * BLOCK, format.block)
             word = lambda at: words.word(0, tables + at)  # noqa: E731
-        scales = Scales(format, row, word, of_row)
-        return [scales.centered(block + at) for at in range(count)]
+        return Scales(format, row, word, of_row), block
 
     def _plane(self, words: Words, unit: int, half: int, start: int, bits: int) -> tuple[int, list[Any]]:
         """The registers of a plane that have the lane's groups, as words; shifted where that is the lane's alone."""

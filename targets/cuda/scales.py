@@ -25,37 +25,42 @@ class Scales:
         self.format, self.row, self.word, self.of_row = format, row, word, of_row
         self.per_record = format.columns // format.block
 
-    def centered(self, block: Any) -> tuple[Any, Any]:
-        """Scale and offset of block `block` of the tables for values less the format's center; of no offset, None."""
-        scale, offset = self._block(block)
-        scale = held(scale)
-        return scale, None if offset is None else held(scale * f32(center(self.format)) + offset)
-
-    def _block(self, block: Any) -> tuple[Any, Any]:
-        """scale * value + offset is the weight; where the offset is a number of the format, None."""
-        at, kind, offset = block * TILE + self.row, self.format.scale, self.format.offset
+    def scale(self, block: Any) -> Any:
+        """What values of block `block` of the tables are multiplied with."""
+        at, kind = block * TILE + self.row, self.format.scale
         if kind == "row":
             sub = held(self._signed(self._byte(0, at)))
-            return self.of_row * (sub * T.fabs(sub)), None
-        if kind == "super":
-            return self._super(at)
-        scale = held(self._half(0, at))
-        if isinstance(offset, int):
-            return scale, None
-        other = self._half(self.per_record * TILE // 2, at)
-        return scale, other if offset == "minimum" else -scale * other
+            return held(self.of_row * (sub * T.fabs(sub)))
+        if kind == "f16":
+            return held(self._half(0, at))
+        byte = self._byte(0, at)
+        sub = T.cast(byte & u32(15), "float32") if self.format.sub_bits == 4 else self._signed(byte)
+        return held(self._half(self._after_subs(), self.row) * sub)
 
-    def _super(self, at: Any) -> tuple[Any, Any]:
-        both, minimum = self.format.sub_bits == 4, self.format.offset == "minimum"
-        subs = self.per_record * TILE // 4  # words of a table of bytes
-        byte = held(self._byte(0, at), "uint32")
-        sub = T.cast(byte & u32(15), "float32") if both else self._signed(byte)
-        after = subs * (2 if minimum and not both else 1)
-        scale = self._half(after, self.row) * sub
-        if not minimum:
-            return scale, None
-        taken = T.cast(byte >> u32(4) if both else self._byte(subs, at), "float32")
-        return scale, f32(0) - self._half(after + TILE // 2, self.row) * taken
+    def offset(self, block: Any, scale: Any) -> Any:
+        """What is added to values, less the format's center, by this scale; None where no offset is stored."""
+        if isinstance(self.format.offset, int):
+            return None
+        at = block * TILE + self.row
+        if self.format.scale == "super":
+            offset = self._super_minimum(at)
+        else:
+            offset = self._half(self.per_record * TILE // 2, at)
+            if self.format.offset == "zero":
+                offset = -scale * offset
+        return held(scale * f32(center(self.format)) + offset)
+
+    def _super_minimum(self, at: Any) -> Any:
+        if self.format.sub_bits == 4:
+            taken = self._byte(0, at) >> u32(4)
+        else:
+            taken = self._byte(self.per_record * TILE // 4, at)
+        return f32(0) - self._half(self._after_subs() + TILE // 2, self.row) * T.cast(taken, "float32")
+
+    def _after_subs(self) -> int:
+        """The first word behind tables of a byte for each block."""
+        both = self.format.offset == "minimum" and self.format.sub_bits == 8
+        return self.per_record * TILE // 4 * (2 if both else 1)
 
     def _byte(self, start: Any, at: Any) -> Any:
         """Byte `at` from word `start` on, as uint32."""

@@ -6,6 +6,7 @@ they read its image.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image
-from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared
+from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared, together
 from llmc.targets.cuda.operands import STEPS, Operands, value_bytes
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
@@ -59,7 +60,8 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
         "blockIdx.y": T.floordiv(product.out.shape[0] + (shape.rows * ROWS - 1), shape.rows * ROWS),
         "threadIdx.x": strands * WARP,
     }
-    with launch(grid) as (outputs, block, thread):
+    # More rows want more registers than two blocks have.
+    with launch(grid) as (outputs, block, thread), together(2) if image is None else nullcontext():
         operands = Operands(product.format, thread, strands * WARP)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         pieces, tile = product.pieces(), outputs * shape.tiles

@@ -92,7 +92,7 @@ class Copied(Words):
 
 
 class Stream:
-    """A warp's memory for `stages` slabs of its tiles, from word `first` of shared memory on."""
+    """A warp's memory for `stages` slabs of its tiles, a power of two, from word `first` of shared memory on."""
 
     def __init__(self, pieces: Pieces, matrix: Any, tiles: list[Any], shared: Any, first: Any, stages: int) -> None:
         self.pieces, self.matrix, self.tiles = pieces, matrix, tiles
@@ -114,7 +114,7 @@ class Stream:
         wait_copies(self.stages - 2)
         sync_warp()
         self._copy(i + self.stages - 1)
-        first = self.first + i % self.stages * self.words(self.pieces, len(self.tiles))
+        first = self.first + (i & (self.stages - 1)) * self.words(self.pieces, len(self.tiles))
         step = sum(self.pieces.lengths)
         return [
             Copied(self.pieces, self.matrix, tile, self.slab + i, self.shared, first + own * step)
@@ -123,7 +123,7 @@ class Stream:
 
     def _copy(self, i: Any) -> None:
         """Slab `i`, where there is one: lanes take turns at pieces of 16 bytes."""
-        stage = self.first + i % self.stages * self.words(self.pieces, len(self.tiles))
+        stage = self.first + (i & (self.stages - 1)) * self.words(self.pieces, len(self.tiles))
         for tile in self.tiles:
             for start, length in zip(self.pieces.starts(self.slab + i), self.pieces.lengths, strict=True):
                 self._copy_piece(tile, start, length, stage, i < self.count)

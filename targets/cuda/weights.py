@@ -76,7 +76,10 @@ class Weights:
         else:
             block = T.floormod(block, format.columns // format.block)
         scales = Scales(format, row, lambda at: T.reinterpret("uint32", matrix[tile, tables + at]), of_row)
-        found = [scales.centered(block + i) for i in range(blocks)]
+        found = []
+        for i in range(blocks):
+            scale = scales.scale(block + i)
+            found.append((scale, scales.offset(block + i, scale)))
         for group in range(8):
             codes = held(_group(format, words, group), "uint32")
             wide = 8 if format.pair else 4

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "emulator"
-_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(([^)]*)\) \{')
+_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(?:, \d+)?\) (\w+)\(([^)]*)\) \{')
 _DYNAMIC = re.compile(r"extern __shared__ (?:(?:__align__|alignas)\(\d+\) )?(\w+) (\w+)\[\];")
 _ALIGNED = re.compile(r"__shared__ (?:__align__|alignas)\((\d+)\)")
 SHARED_BYTES = 227 << 10
