@@ -47,8 +47,11 @@ class Size:
 
 def fitted(target: CudaTarget, product: Product) -> Size:
     """The size of which two blocks fit a multiprocessor: most rows first, of which registers hold the sums."""
-    values, coded = value_bytes(product.format), Operands(product.format, 0).run > 0
-    most = (12 if product.x_parts == 1 else 8) if coded else 16
+    values, operands = value_bytes(product.format), Operands(product.format, 0)
+    if operands.run:
+        most = 12 if product.x_parts == 1 else 8
+    else:
+        most = 16 if operands.parts == 1 else 12
     for rows in (most, 8):
         for stages in (4, 2):
             size = Size(rows, stages)
