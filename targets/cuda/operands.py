@@ -41,7 +41,8 @@ class Operands:
         self.values = None
         if threads is not None and self.blocks is not None and self.blocks.values is not None:
             self.copies = _copies(self.blocks)
-            self.copy = T.cast(thread % self.copies * 4, "uint32")  # where it stands, in bytes
+            # Where it stands, in bytes: by way of a shuffle, so that nvcc does not find it again for each place.
+            self.copy = shuffled(T.cast(thread % self.copies * 4, "uint32"), 0)
             self.values = value_table(self.blocks, thread, threads, self.copies)
 
     @property
