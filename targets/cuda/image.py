@@ -33,7 +33,7 @@ class Image:
         self.product = product
         self.words = 2 * product.x_parts  # of a lane, for each product
         self.block_words = block_words(product)
-        self.offsets = Operands(product.format, 0).offsets
+        self.offsets = product.form.offsets
         self.eights = self.filled(eights)
         slabs = product.slabs()
         self.data = T.alloc_buffer((self.eights, slabs * BLOCKS * self.block_words), "uint32")
@@ -52,7 +52,7 @@ class Image:
         grid = {"blockIdx.x": slabs, "blockIdx.y": self.filled(eights), "threadIdx.x": WARPS * WARP}
         with launch(grid) as (block, eight, thread):
             slab, lane = block * WARPS + T.floordiv(thread, WARP), thread % WARP
-            operands = Operands(product.format, thread)
+            operands = Operands(product.form, thread)
             sums = BlockSums(operands, 1)
             held = local((self.words,), "uint32")
             with T.If(slab < product.slabs()), T.Then():

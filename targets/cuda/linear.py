@@ -1,8 +1,8 @@
 """Linear layers on CUDA: packed weights as operands of tensor cores, out of any format.
 
 A warp multiplies 16 outputs, one tile of packed weights, with 8 rows of x at a time. Which of the 16 columns of such a
-product is which is ours to choose, so lanes keep what they read (operands.py, fragments.py). No weight goes through
-shared memory.
+product is which is ours to choose, so lanes make operands of the very weights that they multiply (operands.py), and of
+x likewise (fragments.py).
 
 Of block formats products are of whole numbers and x: a sum over the columns that share a scale is multiplied with that,
 and stored offsets are weights of columns of their own, whose x is the sum of the block's x.
@@ -23,6 +23,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
+from llmc.targets.cuda.operands import Form
 from llmc.targets.cuda.prefill import fitted, multiply_many
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.strands import Shape, multiply_few
@@ -39,7 +40,7 @@ def _linear(
     matrix = {"f32": "float32"}.get(str(attrs["format"]), "int32")
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments([dtype, matrix, "float32"], shapes)
-        product = Product(x, weight, out, str(attrs["format"]), int(attrs["width"]), columns, read, parts)
+        product = Product(x, weight, out, Form(str(attrs["format"])), int(attrs["width"]), columns, read, parts)
         size = fitted(target, product)
         image = Image(product, size.rows)
         few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))

@@ -3,7 +3,7 @@
 Of block formats an operand is what codes stand for, whole numbers of at most eight bits, which bfloat16 holds. Scales
 multiply sums of products, offsets of blocks sums of x: no weight is rounded, and none is multiplied by its scale.
 
-Lane 4 g + q has rows g and g + 8 of a tile, and of 32 columns eight, in words of two as `Operands.pairs` says, four
+Lane 4 g + q has rows g and g + 8 of a tile, and of 32 columns eight, in words of two as `Form.pair` says, four
 words of a row that two products take. Its codes are groups q and q + 4 of a unit, which it reads where planes keep them
 (compiler/formats/layout.py). Scales it computes for one block of columns, the q-th of four; lanes ask each other for
 the rest.
@@ -11,6 +11,7 @@ the rest.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,22 @@ COPIES = 8  # of more values: fewer lanes share a bank
 STEPS = 2  # products of a block of 32 columns
 
 
-class Operands:
-    """How weights of a format are read. Made once in a launch, by all threads of a block; of none, without values."""
+@dataclass(frozen=True)
+class Form:
+    """What operands of a format are like."""
 
-    def __init__(self, name: str, thread: Any, threads: int | None = None) -> None:
-        self.format = FORMATS[name]
-        self.blocks = self.format if isinstance(self.format, BlockFormat) else None
-        self.parts = 2 if name == "f32" else 1
-        self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
-        self.values = None
-        if threads is not None and self.blocks is not None and self.blocks.values is not None:
-            self.copies = _copies(self.blocks)
-            # Where it stands, in bytes: by way of a shuffle, so that nvcc does not find it again for each place.
-            self.copy = shuffled(T.cast(thread % self.copies * 4, "uint32"), 0)
-            self.values = value_table(self.blocks, thread, threads, self.copies)
+    name: str
+
+    @property
+    def blocks(self) -> BlockFormat | None:
+        """The format, if weights are codes."""
+        format = FORMATS[self.name]
+        return format if isinstance(format, BlockFormat) else None
+
+    @property
+    def parts(self) -> int:
+        """Of a weight."""
+        return 2 if self.name == "f32" else 1
 
     @property
     def pair(self) -> bool:
@@ -51,37 +54,51 @@ class Operands:
         return self.blocks is not None and self.blocks.pair
 
     @property
-    def offsets(self) -> int:
-        """Stored offsets of 32 columns."""
-        return 0 if self.blocks is None or isinstance(self.blocks.offset, int) else self.scales
-
-    @property
     def scales(self) -> int:
         """Of 32 columns, or of more."""
         return 0 if self.blocks is None else max(BLOCK // self.blocks.block, 1)
+
+    @property
+    def offsets(self) -> int:
+        """Stored offsets of 32 columns, or of more."""
+        return 0 if self.blocks is None or isinstance(self.blocks.offset, int) else self.scales
 
     @property
     def run(self) -> int:
         """Products whose sum is multiplied by a scale, never more than two; 0: there are no scales."""
         return 0 if self.blocks is None else min(self.blocks.block * STEPS // BLOCK, STEPS)
 
+    @property
+    def copies(self) -> int:
+        """Of what codes stand for, in shared memory; 0: codes are numbers."""
+        if self.blocks is None or self.blocks.values is None:
+            return 0
+        return COPIES if len(self.blocks.values) > FEW_VALUES else 1
+
+    @property
+    def value_bytes(self) -> int:
+        """Shared memory that they take."""
+        return 4 * self.copies * (0 if self.blocks is None else self.blocks.top + 1)
+
+
+class Operands:
+    """What a lane knows of operands of a form. Made once in a launch, by all threads of a block.
+
+    `threads`: of the block; None where no weights are read.
+    """
+
+    def __init__(self, form: Form, thread: Any, threads: int | None = None) -> None:
+        self.form = form
+        self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
+        self.values = None
+        if threads is not None and form.blocks is not None and form.copies:
+            # Where a lane's copy stands, in bytes: by way of a shuffle, so that nvcc does not find it again each time.
+            self.copy = shuffled(T.cast(thread % form.copies * 4, "uint32"), 0)
+            self.values = value_table(form.blocks, thread, threads, form.copies)
+
     def slab(self, words: Words) -> Plain | Coded:
         """The lane's part of 128 columns of a tile."""
-        return Plain(self, words) if self.blocks is None else Coded(self, self.blocks, words)
-
-
-def value_bytes(name: str) -> int:
-    """Shared memory that what codes stand for takes."""
-    format = FORMATS[name]
-    if not isinstance(format, BlockFormat) or format.values is None:
-        return 0
-    return 4 * _copies(format) * len(format.values)
-
-
-def _copies(format: BlockFormat) -> int:
-    """Of its values."""
-    assert format.values is not None
-    return COPIES if len(format.values) > FEW_VALUES else 1
+        return Plain(self, words) if self.form.blocks is None else Coded(self, self.form.blocks, words)
 
 
 class Plain:
@@ -98,13 +115,13 @@ class Plain:
             rows = [self._row(self.operands.first + 8 * half, first) for half in range(2)]
             found.append(
                 [[rows[0][part][0], rows[1][part][0], rows[0][part][1], rows[1][part][1]]
-                 for part in range(self.operands.parts)]
+                 for part in range(self.operands.form.parts)]
             )  # fmt: skip
         return found
 
     def _row(self, row: Any, first: Any) -> Parts:
         """Four columns of a row, as two words a part."""
-        if self.operands.parts == 1:
+        if self.operands.form.parts == 1:
             return [[self.read.word(0, T.floordiv(first + i, 2) * TILE + row) for i in (0, 2)]]
         return parted([T.reinterpret("float32", self.read.word(0, (first + i) * TILE + row)) for i in range(4)], 2)
 
@@ -119,7 +136,9 @@ class Coded:
             for unit in range(SLAB // format.unit)
         ]
         self.tables = [self._tables(words, half) for half in range(2)]
-        self.scales = [[scales.scale(first + at) for at in range(operands.scales)] for scales, first in self.tables]
+        self.scales = [
+            [scales.scale(first + at) for at in range(operands.form.scales)] for scales, first in self.tables
+        ]
 
     def words(self, block: int) -> list[Parts]:
         """For each product of a block, its four words: rows g and g + 8 at two columns, at two more."""
@@ -135,8 +154,8 @@ class Coded:
 
     def scale(self, step: int) -> list[Any]:
         """Of rows g and g + 8, for the run of products that step `step` of the slab ends."""
-        block = (step + 1 - self.operands.run) // STEPS
-        at = step % self.operands.scales if self.operands.run == 1 else 0
+        block = (step + 1 - self.operands.form.run) // STEPS
+        at = step % self.operands.form.scales if self.operands.form.run == 1 else 0
         return [from_lane(self.scales[half][at], block, 4) for half in range(2)]
 
     def offsets(self, at: int) -> list[Any]:
@@ -148,7 +167,7 @@ class Coded:
     def _tables(self, words: Words, half: int) -> tuple[Scales, Any]:
         """Of a row: where its scales stand, and which is the first of the lane's own block."""
         format, row, q = self.format, self.operands.first + 8 * half, self.quarter
-        count, of_row = self.operands.scales, None
+        count, of_row = self.operands.form.scales, None
         if format.scale == "row":
             of_row = words.of_row(row)
             block, word = q * count, (lambda at: words.word(1, at))
@@ -232,7 +251,7 @@ class Coded:
         return [self._value(codes, at) for at in range(4)]
 
     def _value(self, codes: Any, at: int) -> Any:
-        bits = self.operands.copies.bit_length() + 1  # of a place within the words of a code, in bytes
+        bits = self.operands.form.copies.bit_length() + 1  # of a place within the words of a code, in bytes
         code = codes << u32(bits) if at == 0 else codes >> u32(8 * at - bits)
         place = (code & u32(0xFF << bits)) | self.operands.copy
         return held(word_at(self.operands.values, place), "uint32")

@@ -16,7 +16,7 @@ from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image, block_words
 from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local
-from llmc.targets.cuda.operands import Operands, value_bytes
+from llmc.targets.cuda.operands import Operands
 from llmc.targets.cuda.prelude import COPIED, commit_copies, copy_async, wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import Slab
@@ -47,15 +47,13 @@ class Size:
 
 def fitted(target: CudaTarget, product: Product) -> Size:
     """The size of which two blocks fit a multiprocessor: most rows first, of which registers hold the sums."""
-    values, operands = value_bytes(product.format), Operands(product.format, 0)
-    if operands.run:
-        most = 12 if product.x_parts == 1 else 8
-    else:
-        most = 16 if operands.parts == 1 else 12
+    form = product.form
+    also_held = (form.run > 0 or form.parts > 1) + (form.run > 0 and product.x_parts > 1)  # parts, and unscaled sums
+    most = 16 - 4 * also_held
     for rows in (most, 8):
         for stages in (4, 2):
             size = Size(rows, stages)
-            if 2 * (4 * size.words(product) + values + _RESERVED) <= target.shared_bytes + _RESERVED:
+            if 2 * (4 * size.words(product) + form.value_bytes + _RESERVED) <= target.shared_bytes + _RESERVED:
                 return size
     return Size(8, 2)
 
@@ -69,7 +67,7 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
         "threadIdx.x": THREADS,
     }
     with launch(grid) as (block, outputs, thread):
-        operands = Operands(product.format, thread, THREADS)
+        operands = Operands(product.form, thread, THREADS)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         memory, sums = dynamic(size.words(product)), local((size.sums,))
         slab = Slab(operands, size.rows, TILES, product.x_parts, sums)

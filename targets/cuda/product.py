@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.fragments import Read
-from llmc.targets.cuda.operands import Operands
+from llmc.targets.cuda.operands import Form, Operands
 from llmc.targets.cuda.stream import SLAB, Pieces, Words
 
 ROWS = 8  # of x that one product takes
@@ -28,7 +28,7 @@ class Product:
     x: Any
     weight: Any
     out: Any
-    format: str
+    form: Form
     width: int
     columns: int
     read: Read
@@ -58,7 +58,7 @@ class Product:
     def pieces(self) -> Pieces:
         """Where a slab stands in a tile."""
         tile = math.prod(int(size) for size in self.weight.shape[1:])
-        return Pieces(self.format, self.columns, tile)
+        return Pieces(self.form.name, self.columns, tile)
 
     def direct(self, first: Any, slab: Any, count: int) -> list[Words]:
         """A slab of a warp's tiles, out of the matrix."""
@@ -67,5 +67,5 @@ class Product:
     def words(self, row: Any, column: Any, operands: Operands) -> list[list[Any]]:
         """A lane's words of 32 columns, for each product. A row beyond the last is another one, and not written."""
         row, whole = T.min(row, self.out.shape[0] - 1), self.columns % SLAB == 0
-        found = self.read(self.x, row, column, operands.quarter, operands.pair, whole)
+        found = self.read(self.x, row, column, operands.quarter, self.form.pair, whole)
         return [[word for part in step for word in part] for step in found]

@@ -31,9 +31,9 @@ class Slab:
         self.operands, self.rows, self.tiles = operands, rows, tiles
         self.x_parts, self.sums = x_parts, sums
         self.together = min(rows, TOGETHER)
-        self.a = local((tiles * STEPS * operands.parts * 4,), "uint32")
+        self.a = local((tiles * STEPS * operands.form.parts * 4,), "uint32")
         self.b = local((self.together * x_parts * 2,), "uint32")
-        self.partial = local((self.together * tiles * 4,)) if operands.run else None
+        self.partial = local((self.together * tiles * 4,)) if operands.form.run else None
 
     def begin(self, words: Sequence[Words]) -> None:
         """Read 128 columns, of each tile."""
@@ -45,7 +45,7 @@ class Slab:
             words = [word for step in weights.words(block) for part in step for word in part]
             for i, word in enumerate(words):
                 T.buffer_store(self.a, word, [own * len(words) + i])
-        run = self.operands.run
+        run = self.operands.form.run
         scales = {
             step: [weights.scale(block * STEPS + step) for weights in self.weights if isinstance(weights, Coded)]
             for step in range(STEPS)
@@ -60,7 +60,7 @@ class Slab:
     def _group(self, group: Any, take: Take, scales: dict[int, list[Any]]) -> None:
         """The products of some eights of rows, by both steps, each scaled where its run ends."""
         for step in range(STEPS):
-            if self.partial is not None and step % self.operands.run == 0:
+            if self.partial is not None and step % self.operands.form.run == 0:
                 fill(self.partial, f32(0))
             self._products(group, step, take)
             if step in scales:
@@ -72,10 +72,10 @@ class Slab:
             for i, word in enumerate(take(first + n, step)):
                 T.buffer_store(self.b, word, [n * self.x_parts * 2 + i])
         sums, begin = (self.sums, first) if self.partial is None else (self.partial, 0)
-        for i, j in products(self.operands.parts, self.x_parts):  # neighbours add to other sums: none waits
+        for i, j in products(self.operands.form.parts, self.x_parts):  # neighbours add to other sums: none waits
             for n in range(self.together):
                 for own in range(self.tiles):
-                    a, b = ((own * STEPS + step) * self.operands.parts + i) * 4, (n * self.x_parts + j) * 2
+                    a, b = ((own * STEPS + step) * self.operands.form.parts + i) * 4, (n * self.x_parts + j) * 2
                     mma(sums[((begin + n) * self.tiles + own) * 4], self.a[a], self.b[b])
 
     def _scale(self, group: Any, scales: list[Any]) -> None:
@@ -88,7 +88,7 @@ class Slab:
 
     def add_offsets(self, take: Callable[[Any, int], Any]) -> None:
         """Add products of stored offsets and sums of x; `take(eight rows, which of a lane's)` gives these, in parts."""
-        for at in range(self.operands.offsets):
+        for at in range(self.operands.form.offsets):
             a, b = local((self.tiles * 4,), "uint32"), local((2,), "uint32")
             for own, weights in enumerate(self.weights):
                 assert isinstance(weights, Coded)
@@ -107,7 +107,7 @@ class BlockSums:
     """Sums of x over the blocks of a slab that have an offset, of `rows` eights of rows; none where there are none."""
 
     def __init__(self, operands: Operands, rows: int) -> None:
-        self.count, self.rows = operands.offsets, rows
+        self.count, self.rows = operands.form.offsets, rows
         if not self.count:
             return
         self.totals = local((rows * self.count * 4,))

@@ -17,7 +17,7 @@ from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared, together
-from llmc.targets.cuda.operands import STEPS, Operands, value_bytes
+from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import BlockSums, Slab
@@ -46,7 +46,7 @@ class Shape:
         for found in (replace(self, tiles=count, stages=stages) for count in (4, 2, 1) for stages in (4, 2)):
             gathered = found.gathered_bytes(strands)
             copied = 4 * strands * found.stages * Stream.words(pieces, found.tiles)
-            room = gathered + value_bytes(product.format) <= STATIC_SHARED_BYTES
+            room = gathered + product.form.value_bytes <= STATIC_SHARED_BYTES
             if found.tiles <= most and room and gathered + copied <= target.shared_bytes // 2:
                 return found
         return replace(self, tiles=1)
@@ -62,7 +62,7 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
     }
     # More rows want more registers than two blocks have.
     with launch(grid) as (outputs, block, thread), together(2) if image is None else nullcontext():
-        operands = Operands(product.format, thread, strands * WARP)
+        operands = Operands(product.form, thread, strands * WARP)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         pieces, tile = product.pieces(), outputs * shape.tiles
         stage = Stream.words(pieces, shape.tiles)
