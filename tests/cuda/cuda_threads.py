@@ -35,6 +35,12 @@ import tensor_cores
 
 Array = np.ndarray[Any, Any]
 NOBODY, MANY = -1, -2
+OF_WARP = -3  # and below: threads of warp 0 and so on, before a barrier of that warp
+
+
+def _others(touched: Array, thread: Array) -> Array:
+    """Where somebody has touched an element who is neither the thread nor, before a barrier, of its warp."""
+    return (touched != NOBODY) & (touched != thread) & (touched != OF_WARP - thread // WARP)
 
 
 class Fault(AssertionError):
@@ -61,10 +67,11 @@ class _Memory:
             self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
 
     def forget_warps(self, warps: Array) -> None:
-        """A barrier of each of these warps."""
+        """A barrier of each of these warps: for its own threads what they did before is past."""
         read = (self.reader != NOBODY) & np.isin(self.warp, warps)
-        self.reader[read] = self.warp[read] = NOBODY
-        self.writer[(self.writer != NOBODY) & np.isin(self.writer // WARP, warps)] = NOBODY
+        self.reader[read] = OF_WARP - self.warp[read]
+        written = (self.writer >= 0) & np.isin(self.writer // WARP, warps)
+        self.writer[written] = OF_WARP - self.writer[written] // WARP
 
     def begin_again(self, spaces: Array) -> None:
         """Where a loop comes back to the same shared memory: nothing is written, but who touched it is known."""
@@ -76,10 +83,10 @@ class _Memory:
             raise Fault(f"{self.name}: read before it is written")
         if self.scope != "local":
             writer = self.writer[space, at]
-            if ((writer != NOBODY) & (writer != thread)).any():
+            if _others(writer, thread).any():
                 raise Fault(f"{self.name}: read in a race with a write of another thread")
             before = self.reader[space, at]
-            self.reader[space, at] = np.where((before == NOBODY) | (before == thread), thread, MANY)
+            self.reader[space, at] = np.where(_others(before, thread), MANY, thread)
             shared = self.reader[space, at] != thread
             self.reader[space[shared], at[shared]] = MANY
         if self.scope == "shared":
@@ -96,7 +103,7 @@ class _Memory:
         if self.scope != "local":
             reader, writer = self.reader[space, at], self.writer[space, at]
             self.writer[space, at] = thread
-            others = (reader != NOBODY) & (reader != thread) | (writer != NOBODY) & (writer != thread)
+            others = _others(reader, thread) | _others(writer, thread)
             if others.any() or (self.writer[space, at] != thread).any():
                 raise Fault(f"{self.name}: written in a race with another thread")
         self.data[space, at] = values

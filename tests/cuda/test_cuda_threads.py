@@ -15,8 +15,20 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import from_bf16, to_bf16
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import barrier, f32, fill, launch, local, row_kernel, shared, warp_reduce
-from llmc.targets.cuda.prelude import bf16_pair, mma
+from llmc.targets.cuda.launch import (
+    barrier,
+    dynamic,
+    f32,
+    fill,
+    held,
+    launch,
+    local,
+    row_kernel,
+    shared,
+    u32,
+    warp_reduce,
+)  # fmt: skip
+from llmc.targets.cuda.prelude import bf16_pair, commit_copies, copy_async, mma, sync_warp, wait_copies
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 import cuda_threads
@@ -96,6 +108,36 @@ def unwritten(x: Any, out: Any, row: Any, thread: Any) -> None:
     T.buffer_store(out, number[1], [row, thread])
 
 
+def copied(x: Any, out: Any, row: Any, thread: Any, first: int = 0, waits: bool = True, synced: bool = True) -> None:
+    """16 threads copy the row to shared memory, and each reads what its neighbour has copied, within a warp."""
+    memory, start = dynamic(THREADS + 4), thread * 4 + first
+    with T.If(thread < THREADS // 4), T.Then():
+        copy_async(memory[start], x[row, thread * 4], u32(16))
+        commit_copies()
+        if waits:
+            wait_copies(0)
+    if synced:
+        sync_warp()
+    with T.If(thread < 32), T.Then():
+        number = T.reinterpret("float32", held(memory[first + T.floormod(thread + 5, 32)], "uint32"))
+        T.buffer_store(out, number, [row, thread])
+
+
+def never_waited_for(x: Any, out: Any, row: Any, thread: Any) -> None:
+    memory = dynamic(THREADS * 4)
+    copy_async(memory[thread * 4], x[row, T.floormod(thread, 16) * 4], u32(16))
+    commit_copies()
+    T.buffer_store(out, x[row, thread], [row, thread])
+
+
+def warps_of_others(x: Any, out: Any, row: Any, thread: Any) -> None:
+    """A barrier of a warp is none for other warps."""
+    numbers = shared((THREADS,))
+    T.buffer_store(numbers, x[row, thread], [thread])
+    sync_warp()
+    T.buffer_store(out, numbers[neighbour(thread)], [row, thread])
+
+
 FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "no barrier": (lambda *a: exchanged(*a, wait=False), "read before it is written|in a race with"),
     "written while others read": (written_again, "written in a race with another thread"),
@@ -107,6 +149,11 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "half of a warp shuffles": (half_shuffle, "a shuffle that only some threads"),
     "half of a warp multiplies": (half_product, "a product of tensor cores that only some threads"),
     "operands beyond a buffer": (product_of_too_few, "outside of .*: 2 words from"),
+    "copies that are on their way": (lambda *a: copied(*a, waits=False), "read before it is written"),
+    "copies by others of the warp": (lambda *a: copied(*a, synced=False), "read in a race with"),
+    "copies that nobody waits for": (never_waited_for, "copied into, and nobody waited for it"),
+    "a copy between two places": (lambda *a: copied(*a, first=2), "no multiple of 16 bytes"),
+    "warps that do not wait for each other": (warps_of_others, "read in a race with"),
     "nobody wrote it": (unwritten, "read before it is written"),
 }
 
@@ -151,6 +198,11 @@ def test_what_one_launch_leaves_to_the_next() -> None:
 def test_threads_exchange_numbers() -> None:
     x, out = run(lambda *a: exchanged(*a, wait=True))
     np.testing.assert_array_equal(out, np.roll(x, -1, axis=1))
+
+
+def test_copies_arrive() -> None:
+    x, out = run(copied)
+    np.testing.assert_array_equal(out[:, :32], np.roll(x[:, :32], -5, axis=1))
 
 
 def test_a_warp_adds_up() -> None:

@@ -1,0 +1,94 @@
+"""Linear layers on CUDA for every chip: what blocks ask for fits, and rows have the same bits in all launches."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import tirx
+
+from llmc.compiler.formats import FORMATS
+from llmc.compiler.ops import OPS
+from llmc.targets.cuda.lower import make_kernel
+from llmc.targets.cuda.target import CUDA_TARGETS, STATIC_SHARED_BYTES
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
+import cuda_threads
+from kernel_cases import TOLERANCE, floats, packed
+
+CHIPS = sorted(CUDA_TARGETS)
+
+
+def launches(stmt: Any) -> list[list[Any]]:
+    """Buffers that each launch has besides operands."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return [found for part in stmt.seq for found in launches(part)]
+    if isinstance(stmt, tirx.IfThenElse):
+        return [found for branch in (stmt.then_case, stmt.else_case) for found in launches(branch)]
+    if not isinstance(stmt, tirx.AttrStmt):
+        return []
+    while isinstance(stmt, tirx.AttrStmt):
+        stmt = stmt.body
+    return [[part.buffer for part in stmt.seq if isinstance(part, tirx.AllocBuffer)]]
+
+
+def shared_bytes(buffers: list[Any], scope: str) -> int:
+    return sum(4 * math.prod(map(int, buffer.shape)) for buffer in buffers if buffer.scope() == scope)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", ["f32", "bf16", "q8_b32", "q6", "q4", "c3h", "q4_k"])
+def test_shared_memory_of_every_launch_fits(name: str, chip: str) -> None:
+    """Of wide layers and of narrow ones, that of its code and what it asks for besides."""
+    target, rows = CUDA_TARGETS[chip], tirx.Var("m", "int64")
+    for op, halves in (("packed_linear", 1), ("bf16_linear", 2)):
+        for width, columns in ((4096, 4096), (28672, 4096), (40, 96)):
+            matrix = list(FORMATS[name].packed_shape(width, columns))
+            shapes = [[rows, columns // halves], matrix, [rows, width]]
+            made = make_kernel(op, target, shapes, {"format": name, "width": width})
+            for buffers in launches(made.body):
+                static, asked = (shared_bytes(buffers, scope) for scope in ("shared", "shared.dyn"))
+                assert static <= STATIC_SHARED_BYTES, (op, width)
+                assert static + asked <= target.shared_bytes, (op, width)
+
+
+@pytest.mark.parametrize("chip", ["cuda:sm_86", "cuda:sm_90"])
+@pytest.mark.parametrize("name", ["q4", "q8"])
+def test_rows_in_every_launch_of_a_chip(name: str, chip: str) -> None:
+    """Blocks are of other sizes where there is more memory, or less; bits are the same."""
+    rng = np.random.default_rng(5)
+    x, weight = floats(rng, 70, 192), packed(rng, name, 40, 192)
+    attrs = {"format": name, "width": 40}
+    rows = tirx.Var("m", "int64")
+    made = make_kernel("packed_linear", CUDA_TARGETS[chip], [[rows, 192], list(weight.shape), [rows, 40]], attrs)
+    wanted = OPS["packed_linear"].meaning(x, weight, **attrs)
+    found = np.full_like(wanted, 77)
+    cuda_threads.run(made, [x, weight, found])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=10 * TOLERANCE * np.abs(wanted).max())
+    for some in (slice(3, 4), slice(20, 50)):
+        again = np.full_like(wanted[some], 77)
+        cuda_threads.run(made, [x[some].copy(), weight, again])
+        np.testing.assert_array_equal(again, found[some])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("chip", ["cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("name", ["bf16", "q8", "q4", "q6", "q3h", "c4"])
+def test_long_rows(name: str, chip: str) -> None:
+    """Slabs come in place of others again and again; the last one is half of one."""
+    rng = np.random.default_rng(6)
+    x, weight = floats(rng, 66, 5440), packed(rng, name, 16, 5440)
+    attrs, rows = {"format": name, "width": 16}, tirx.Var("m", "int64")
+    made = make_kernel("packed_linear", CUDA_TARGETS[chip], [[rows, 5440], list(weight.shape), [rows, 16]], attrs)
+    most = np.zeros((66, 16), np.float32)
+    cuda_threads.run(made, [x, weight, most])
+    wanted = OPS["packed_linear"].meaning(x, weight, **attrs)
+    np.testing.assert_allclose(most, wanted, rtol=0, atol=10 * TOLERANCE * np.abs(wanted).max())
+    for some in (slice(3), slice(9)):
+        found = np.zeros((some.stop, 16), np.float32)
+        cuda_threads.run(made, [x[some].copy(), weight, found])
+        np.testing.assert_array_equal(found, most[some])
