@@ -147,7 +147,8 @@ class Coded:
         for half in range(2):
             planes = self.read[block // per_unit][half]
             if self.format.pair:
-                rows.append(self._pairs(self._codes(planes, block % 2)))
+                codes = self._codes(planes, block % 2)
+                rows.append([self._value(codes, at) for at in range(4)])
             else:
                 rows.append([word for step in range(STEPS) for word in self._numbers(self._codes(planes, step))])
         return [[[rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]]] for at in (0, 2)]
@@ -247,10 +248,8 @@ class Coded:
         pairs = [bytes_of(biased, u32(0x43434343), chosen) for chosen in _SPACED]
         return [held(bf16_add(pair, less), "uint32") for pair, less in zip(pairs, taken, strict=True)]
 
-    def _pairs(self, codes: Any) -> list[Any]:
-        return [self._value(codes, at) for at in range(4)]
-
     def _value(self, codes: Any, at: int) -> Any:
+        """The word that code `at` of four stands for."""
         bits = self.operands.form.copies.bit_length() + 1  # of a place within the words of a code, in bytes
         code = codes << u32(bits) if at == 0 else codes >> u32(8 * at - bits)
         place = (code & u32(0xFF << bits)) | self.operands.copy

@@ -107,7 +107,7 @@ class BlockSums:
     """Sums of x over the blocks of a slab that have an offset, of `rows` eights of rows; none where there are none."""
 
     def __init__(self, operands: Operands, rows: int) -> None:
-        self.count, self.rows = operands.form.offsets, rows
+        self.count = operands.form.offsets
         if not self.count:
             return
         self.totals = local((rows * self.count * 4,))

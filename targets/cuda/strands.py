@@ -75,7 +75,7 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
         slab = Slab(operands, shape.rows, shape.tiles, product.x_parts, sums)
         if image is None:
             x_sums = BlockSums(operands, shape.rows)
-        rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
+            rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
         if shape.stages:
             stream.begin(warp * product.run(), product.slabs_of(warp), lane)
         with T.serial(0, product.slabs_of(warp), unroll=False) as i:
