@@ -23,9 +23,9 @@ from llmc.runtime.loading.bind import parts_of
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
+from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest, Variant
 from llmc.runtime.loading.weights import map_weights
-from llmc.runtime.runner import PREFILL_CHUNK, Runner, as_ids
+from llmc.runtime.runner import DEVICE_CHUNK, PREFILL_CHUNK, Runner, as_ids
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
 
@@ -47,7 +47,7 @@ def load(
     cache_tokens: int | None = None,
     verify: str = "auto",
     progress: Progress | None = None,
-    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
     deterministic: bool = False,
     policy: str = "fcfs",
     preemption: str = "recompute",
@@ -60,14 +60,14 @@ def load(
     threads: kernels run on this many; default, and at most, the CPUs this process may use. cache_tokens: tokens of all
     sequences together that the KV cache holds; its memory is taken only as it fills, on a GPU at once. verify: "auto"
     hashes the weights when they were not found intact before, "always" at every load. progress(stage, done, total) is
-    called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most. deterministic:
-    refuse an artifact that does not promise the same tokens whatever else is in a step. policy, preemption,
-    most_running, keep_prefixes, prefill: as `Engine` takes them.
+    called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most; default 512, and
+    2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
+    policy, preemption, most_running, keep_prefixes, prefill: as `Engine` takes them.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
     wanted = None if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
-    _bounded("prefill_chunk", prefill_chunk, 2**20)
+    rows = None if prefill_chunk is None else _bounded("prefill_chunk", prefill_chunk, 2**20)
     if verify not in ("auto", "always"):
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
@@ -101,7 +101,7 @@ def load(
     if front is not None:
         functions = front.leading(pages, functions)
     runner = Runner(
-        functions["step"], pages, manifest.vocab, manifest.context, prefill_chunk,
+        functions["step"], pages, manifest.vocab, manifest.context, rows or _chunk(artifact.variant),
         encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
         parts=parts_of(manifest, functions), stages=1 if front is None else front.stages,
     )  # fmt: skip
@@ -419,6 +419,11 @@ def _template(artifact: Artifact[Manifest]) -> str | None:
         return artifact.read(name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{artifact.path(name)}: not UTF-8 at byte {error.start}") from error
+
+
+def _chunk(variant: Variant) -> int:
+    """Rows of one step, where nobody says how many."""
+    return PREFILL_CHUNK if variant.device is None else DEVICE_CHUNK
 
 
 def _default_cache(manifest: Manifest, memory: int) -> int:

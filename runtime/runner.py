@@ -34,6 +34,7 @@ Ids = SequenceOf[int] | NDArray[np.integer[Any]]
 Step = Callable[..., Any]
 
 PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
+DEVICE_CHUNK = 2048  # on a GPU, of which fewer rows leave multiprocessors idle
 
 
 @dataclass(frozen=True)

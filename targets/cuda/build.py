@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from llmc.targets.build import host_phase, relax_phases
 from llmc.targets.cuda.nvcc import Resources, find_nvcc, machine_code
 from llmc.targets.cuda.prelude import PRELUDE
-from llmc.targets.cuda.target import CudaTarget
+from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 
 # TVM asks this function for the text to keep in place of the CUDA source that it wrote. Where the driver is missing, as
 # on most machines that compile, TVM would keep source, to be compiled at every load; what is kept here is a cubin.
@@ -29,10 +29,22 @@ def _tir_pipeline() -> Any:
     return (
         host_phase(),
         lambda: tvm.ir.transform.Sequential([t.LowerTVMBuiltin(), t.LowerIntrin()]),
-        lambda: tvm.ir.transform.Sequential([t.StmtSimplify(), t.LowerIntrin()]),
+        lambda: tvm.ir.transform.Sequential([t.StmtSimplify(), t.LowerIntrin(), _launched_early]),
     )
 
 
+@tirx.transform.prim_func_pass(opt_level=0)  # type: ignore[untyped-decorator]
+def _launched_early(function: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
+    """A kernel's launch does not wait for the ones before, on chips where the kernel itself does (launch.py)."""
+    made, tags = function.attrs.get("target"), function.attrs.get("tirx.kernel_launch_params")
+    if tags is None or made is None or str(made.attrs["arch"]) not in _EARLY:
+        return function
+    # The tag of dynamic shared memory has to stand last.
+    return function.with_attr("tirx.kernel_launch_params", [*tags[:-1], _EARLY_TAG, *tags[-1:]])
+
+
+_EARLY = {chip.chip for chip in CUDA_TARGETS.values() if chip.early_launch}
+_EARLY_TAG = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 tirx.compilation_pipeline.register_tir_pipeline(_PIPELINE, _tir_pipeline)
 
 

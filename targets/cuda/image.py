@@ -45,8 +45,12 @@ class Image:
         rows = eights * ROWS
         return T.floordiv(self.product.out.shape[0] + (rows - 1), rows) * eights
 
-    def write(self, eights: int) -> None:
-        """For blocks of so many eights of rows: a warp for 128 columns of eight rows. Rows beyond the last are any."""
+    def write(self, eights: int, apart: bool = False) -> None:
+        """For blocks of so many eights of rows: a warp for 128 columns of eight rows. Rows beyond the last are any.
+
+        `apart`: a lane's words do not stand side by side, but each beside the same one of other lanes. So eight rows by
+        eight columns are 128 bytes, row after row, as `wgmma` takes them.
+        """
         product = self.product
         slabs = -(-product.slabs() // WARPS)
         grid = {"blockIdx.x": slabs, "blockIdx.y": self.filled(eights), "threadIdx.x": WARPS * WARP}
@@ -62,8 +66,13 @@ class Image:
                     for step in range(STEPS):
                         for at, word in enumerate(words[step]):
                             T.buffer_store(held, word, [at])
-                        place = self._place(slab, of, step, lane)
-                        T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
+                        if apart:
+                            first = slab * BLOCKS * self.block_words + (of * STEPS + step) * WARP * self.words
+                            for at in range(self.words):
+                                T.buffer_store(self.data, held[at], [eight, first + at * WARP + lane])
+                        else:
+                            place = self._place(slab, of, step, lane)
+                            T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
                         sums.add(0, of, step, words[step])
                 for at in range(self.offsets):
                     T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])

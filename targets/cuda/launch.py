@@ -17,7 +17,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.target import WARP
+from llmc.targets.cuda.prelude import after_launches
+from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP
 from llmc.targets.vector import f32, i32
 
 Body = Callable[[list[Any], Any, Any], None]
@@ -34,15 +35,27 @@ def row_kernel(dtypes: list[str], shapes: list[Any], threads: int, body: Body, c
 
 
 @contextmanager
-def launch(extents: dict[str, Any]) -> Iterator[list[Any]]:
-    """A grid by the names of its axes, blocks' and then threads'; gives their indices."""
-    tags = list(extents)
-    if len(tags) == 1:
-        with T.launch_thread(tags[0], extents[tags[0]]) as index:
+def launch(extents: dict[str, Any], waits: bool = True) -> Iterator[list[Any]]:
+    """A grid by the names of its axes, blocks' and then threads'; gives their indices.
+
+    It may begin before the launches in front of it have ended, and waits for them at once, or where the kernel says
+    `after_launches`, which all threads do: before that it reads weights and tables alone, and writes no global memory.
+    """
+    with _threads(list(extents.items())) as indices:
+        if waits:
+            after_launches()
+        yield indices
+
+
+@contextmanager
+def _threads(extents: list[tuple[str, Any]]) -> Iterator[list[Any]]:
+    (tag, extent), *rest = extents
+    with T.launch_thread(tag, extent) as index:
+        if not rest:
             yield [index]
-        return
-    with T.launch_thread(tags[0], extents[tags[0]]) as index, launch({tag: extents[tag] for tag in tags[1:]}) as rest:
-        yield [index, *rest]
+            return
+        with _threads(rest) as others:
+            yield [index, *others]
 
 
 @contextmanager
@@ -79,8 +92,14 @@ def shared(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     return T.alloc_buffer(shape, dtype, scope="shared")
 
 
-def dynamic(words: int) -> Any:
-    """Words of memory of the block that the launch asks for: one array of them, which may be more than 48 KiB."""
+def dynamic(words: int, beside: int = 0) -> Any:
+    """Words of memory of the block that the launch asks for, one array, beside so many bytes of other shared memory.
+
+    A driver refuses a launch of more than 48 KiB in all that was not announced to it, and TVM announces what is asked
+    for from 48 KiB on: where only both together are more, as much is asked for.
+    """
+    if 4 * words + beside > STATIC_SHARED_BYTES:
+        words = max(words, STATIC_SHARED_BYTES // 4)
     return T.alloc_buffer((words,), "uint32", scope="shared.dyn")
 
 
@@ -170,7 +189,7 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16", "from_lane",
-    "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "together", "u32",
-    "warp_reduce", "width_threads",
+    "added", "after_launches", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16",
+    "from_lane", "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "together",
+    "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

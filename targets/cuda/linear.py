@@ -9,7 +9,8 @@ and stored offsets are weights of columns of their own, whose x is the sum of th
 
 The number of rows chooses launches: of one to eight each warp has a part of the columns, and makes operands of x as it
 goes (strands.py). Of more a launch writes them first (image.py), for the same launch with more rows, or for one that
-goes over all columns in each warp (prefill.py). All add in the same order (product.py).
+goes over all columns in each warp (prefill.py), or in groups of four warps (warpgroups.py). All add in the same order
+(product.py).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
+from llmc.targets.cuda import prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
-from llmc.targets.cuda.prefill import fitted, multiply_many
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.strands import Shape, multiply_few
 from llmc.targets.cuda.target import CudaTarget
@@ -41,8 +42,9 @@ def _linear(
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments([dtype, matrix, "float32"], shapes)
         product = Product(x, weight, out, Form(str(attrs["format"])), int(attrs["width"]), columns, read, parts)
-        size = fitted(target, product)
-        image = Image(product, size.rows)
+        groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
+        many = groups or size
+        image = Image(product, many.rows)
         few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))
         with T.If(out.shape[0] <= FEW.rows * ROWS):
             with T.Then():
@@ -52,8 +54,11 @@ def _linear(
                     image.write(batch.rows)
                     multiply_few(product, batch, image)
                 with T.Else():
-                    image.write(size.rows)
-                    multiply_many(product, image, size)
+                    image.write(many.rows, apart=groups is not None)
+                    if groups is not None:
+                        warpgroups.multiply_most(product, image, groups)
+                    else:
+                        prefill.multiply_many(product, image, size)
     return builder.get()
 
 

@@ -48,7 +48,7 @@ def machine_code(source: str, target: CudaTarget) -> tuple[bytes, dict[str, Reso
     with tempfile.TemporaryDirectory() as folder:
         # The file's name goes into the cubin: the same one every time, for the same bytes.
         (Path(folder) / "kernels.cu").write_text(source, encoding="utf-8")
-        command = [find_nvcc(), "-cubin", f"-arch={target.chip}", "-O3", "-Xptxas", "-v", "kernels.cu", "-o", "k.cubin"]
+        command = [find_nvcc(), "-cubin", f"-arch={target.code}", "-O3", "-Xptxas", "-v", "kernels.cu", "-o", "k.cubin"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()

@@ -69,9 +69,9 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
     with launch(grid) as (block, outputs, thread):
         operands = Operands(product.form, thread, THREADS)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        memory, sums = dynamic(size.words(product)), local((size.sums,))
+        memory, sums = dynamic(size.words(product), product.form.value_bytes), local((size.sums,))
         slab = Slab(operands, size.rows, TILES, product.x_parts, sums)
-        totals = _Totals(memory, thread, size.sums)
+        totals = Totals(memory, thread, THREADS, size.sums)
         ahead = _Ahead(product, image, size, memory, block, thread)
         tile = (outputs * WARPS + warp) * TILES
         ahead.begin()
@@ -96,25 +96,28 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
                         T.buffer_store(product.out, totals.read((n * TILES + own) * 4 + i), [row, output])
 
 
-class _Totals:
+class Totals:
     """A thread's sums of strands, at the beginning of shared memory."""
 
-    def __init__(self, memory: Any, thread: Any, count: int) -> None:
-        self.memory, self.thread, self.count = memory, thread, count
+    def __init__(self, memory: Any, thread: Any, threads: int, count: int) -> None:
+        self.memory, self.thread, self.threads, self.count = memory, thread, threads, count
 
     def begin(self) -> None:
+        """Nothing is summed yet."""
         with T.serial(0, self.count) as i:
             self._store(i, f32(0))
 
     def add(self, sums: Any) -> None:
+        """A strand more."""
         with T.unroll(0, self.count) as i:
             self._store(i, self.read(i) + sums[i])
 
     def read(self, i: Any) -> Any:
-        return T.reinterpret("float32", held(self.memory[i * THREADS + self.thread], "uint32"))
+        """One of them."""
+        return T.reinterpret("float32", held(self.memory[i * self.threads + self.thread], "uint32"))
 
     def _store(self, i: Any, number: Any) -> None:
-        T.buffer_store(self.memory, T.reinterpret("uint32", held(number)), [i * THREADS + self.thread])
+        T.buffer_store(self.memory, T.reinterpret("uint32", held(number)), [i * self.threads + self.thread])
 
 
 class _Ahead:

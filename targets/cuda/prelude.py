@@ -40,6 +40,12 @@ static __device__ __forceinline__ float llmc_half(unsigned bits) {
 static __device__ __forceinline__ unsigned llmc_word_at(const unsigned* words, unsigned bytes) {
   return *reinterpret_cast<const unsigned*>(reinterpret_cast<const char*>(words) + bytes);
 }
+static __device__ __forceinline__ void llmc_after_launches() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
 static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
   unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
@@ -49,6 +55,44 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
+GROUP_ROWS = (128, 256)  # of x, that one product of four warps takes
+
+
+def _group_functions(rows: int) -> str:
+    """PTX ISA 8.0, "wgmma.mma_async": 64 by 16 out of registers, 16 a warp as `mma` has them, by 16 by `rows` out of
+    shared memory: matrices of 8 rows by 8 columns, 128 bytes each, the other eight columns behind them."""
+    count = rows // 2
+    sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return f"""\
+static __device__ __forceinline__ void llmc_group_mma_{rows}(
+    float* sums, const unsigned* a, const unsigned* x, unsigned step, int begun) {{
+  unsigned long long matrix = (__cvta_generic_to_shared(x) & 0x3FFFF) >> 4;
+  matrix |= 8ull << 16 | static_cast<unsigned long long>(step >> 4) << 32;
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
+      "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
+      "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
+      : {sums} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix), "r"(begun));
+}}
+template <int GROUPS, int WORDS> static __device__ __forceinline__ void llmc_wait_group_products_{rows}(
+    float* sums, unsigned* a) {{
+  asm volatile("wgmma.wait_group.sync.aligned %{count};" : {sums} : "n"(GROUPS) : "memory");
+  for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
+}}
+"""
+
+
+FUNCTIONS += """\
+static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
+  asm volatile("fence.proxy.async;" : : : "memory");
+}
+template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_products(unsigned* a) {
+  for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+static __device__ __forceinline__ void llmc_commit_group_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+""" + "".join(map(_group_functions, GROUP_ROWS))
 COPIED = 4  # words that `copy_async` copies
 
 
@@ -87,6 +131,45 @@ PRELUDE = FUNCTIONS + TABLES
 def mma(sums: Any, a: Any, b: Any) -> None:
     """sums (16, 8) += a (16, 16) @ b (16, 8) of bfloat16 pairs, by a whole warp: each the first word of a lane's."""
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
+
+
+def group_mma(rows: int, sums: Any, a: Any, x: Any, step: Any, begun: Any) -> None:
+    """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
+
+    Sums and a: buffer, and the first word of a lane's; `x` in shared memory: eight rows every `step` bytes. `begun` 0:
+    sums are zero, whatever they hold.
+    """
+    T.evaluate(
+        T.call_extern(
+            "void", f"llmc_group_mma_{rows}", T.address_of(sums[0]), T.address_of(a), T.address_of(x), step, begun
+        )
+    )
+
+
+def begin_group_products(a: Any, words: int) -> None:
+    """Before products of four warps: registers are as they are to be."""
+    T.evaluate(T.call_extern("void", f"llmc_begin_group_products<{words}>", T.address_of(a[0])))
+
+
+def commit_group_products() -> None:
+    """The products since the last time are a group."""
+    T.evaluate(T.call_extern("void", "llmc_commit_group_products"))
+
+
+def wait_group_products(groups: int, sums: Any, rows: int, a: Any, words: int) -> None:
+    """All groups but the last so many are done: these sums are there, and these words of `a` no longer needed."""
+    name = f"llmc_wait_group_products_{rows}<{groups}, {words}>"
+    T.evaluate(T.call_extern("void", name, T.address_of(sums[0]), T.address_of(a[0])))
+
+
+def share_with_tensor_cores() -> None:
+    """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
+    T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
+
+
+def after_launches() -> None:
+    """All launches before this one have ended, and what they wrote is there; the next one may begin to wait for it."""
+    T.evaluate(T.call_extern("void", "llmc_after_launches"))
 
 
 def copy_async(shared: Any, given: Any, bytes: Any) -> None:

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image
-from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, launch, local, shared, together
+from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, launch, local, shared, together
 from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
@@ -61,13 +61,13 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
         "threadIdx.x": strands * WARP,
     }
     # More rows want more registers than two blocks have.
-    with launch(grid) as (outputs, block, thread), together(2) if image is None else nullcontext():
+    with launch(grid, waits=False) as (outputs, block, thread), together(2) if image is None else nullcontext():
         operands = Operands(product.form, thread, strands * WARP)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         pieces, tile = product.pieces(), outputs * shape.tiles
         stage = Stream.words(pieces, shape.tiles)
         if shape.stages:
-            memory = dynamic(strands * shape.stages * stage)
+            memory = dynamic(strands * shape.stages * stage, shape.gathered_bytes(strands) + product.form.value_bytes)
             first = warp * (shape.stages * stage)
             stream = Stream(pieces, product.weight, product.tiles(tile, shape.tiles), memory, first, shape.stages)
         sums = local((shape.rows * shape.tiles * 4,))
@@ -78,6 +78,7 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
             rows = [(block * shape.rows + n) * ROWS + operands.first for n in range(shape.rows)]
         if shape.stages:
             stream.begin(warp * product.run(), product.slabs_of(warp), lane)
+        after_launches()
         with T.serial(0, product.slabs_of(warp), unroll=False) as i:
             index = warp * product.run() + i
             slab.begin(stream.next(i) if shape.stages else product.direct(tile, index, shape.tiles))

@@ -25,6 +25,7 @@ class CudaTarget:
     multiprocessor_threads: int  # threads that a multiprocessor holds at once
     fp8: bool = False  # tensor cores take 8-bit floats
     wgmma: bool = False  # tensor cores take operands of four warps, out of shared memory
+    early_launch: bool = False  # a kernel may begin before the one in front of it has ended, and wait inside
     registers: int = 65536  # of 32 bits, of a multiprocessor
     thread_registers: int = 255  # the most that one thread may have
     block_threads: int = 1024
@@ -38,6 +39,11 @@ class CudaTarget:
     def chip(self) -> str:
         """As nvcc spells it."""
         return f"sm_{self.compute[0]}{self.compute[1]}"
+
+    @property
+    def code(self) -> str:
+        """What nvcc compiles for: with `a`, instructions that no later chip has; `wgmma` is one."""
+        return self.chip + "a" * self.wgmma
 
     @property
     def name(self) -> str:
@@ -78,6 +84,6 @@ _CHIPS = (
     CudaTarget((8, 0), 163 << 10, 2048),
     CudaTarget((8, 6), 99 << 10, 1536),
     CudaTarget((8, 9), 99 << 10, 1536, fp8=True),
-    CudaTarget((9, 0), 227 << 10, 2048, fp8=True, wgmma=True),
+    CudaTarget((9, 0), 227 << 10, 2048, fp8=True, wgmma=True, early_launch=True),
 )
 CUDA_TARGETS = {f"cuda:{chip.chip}": chip for chip in _CHIPS}

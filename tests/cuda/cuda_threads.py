@@ -32,6 +32,7 @@ from llmc.targets.cuda.target import WARP
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tensor_cores
+from group_products import NAMES, GroupProducts
 
 Array = np.ndarray[Any, Any]
 NOBODY, MANY = -1, -2
@@ -197,7 +198,13 @@ class _Launch:
         }
         self.copies: list[_Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
-        self.run(stmt, np.ones(self.count, bool))
+        everyone = np.ones(self.count, bool)
+        self.products = GroupProducts(
+            lambda pointer, words: self._pointed(pointer, words, everyone), lambda given: self.value(given, everyone)
+        )
+        self.run(stmt, everyone)
+        if self.products.waiting:
+            raise Fault("products of four warps that nobody waited for")
         if self.copies:
             raise Fault(f"{self.copies[0].memory.name}: copied into, and nobody waited for it")
 
@@ -281,8 +288,14 @@ class _Launch:
             for memory in self.memory.values():
                 if memory.scope == "shared":
                     memory.forget_warps(np.unique(self.thread[mask] // WARP))
+        elif name.startswith(NAMES):
+            if not mask.all():
+                raise Fault("products of four warps that only some threads reach")
+            self.products.call(name, call.args[1:])
         elif name == "llmc_copy_async":
             self._copy(call, mask)
+        elif name == "llmc_after_launches":
+            pass  # one launch ends before the next begins
         elif name == "llmc_commit_copies":
             self.groups[mask] += 1
         elif name.startswith("llmc_wait_copies<"):

@@ -52,6 +52,7 @@ SHAPES = {  # of 7 billion weights: how they are compiled
     "q4-bf16": {"quant": "q4", "activations": "bf16"},
     "c3h": {"quant": "c3h"},
 }
+ROUNDED = ("bf16", "q4", "q6", "c3h")  # weights that linear layers of rounded x are checked with
 SEEDS = 3  # cases of each op
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # that the machine with the GPU may have
 PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
@@ -69,7 +70,8 @@ def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tupl
         yield f"attention_{kind}", attention(rng, kind, lengths=lengths, head_dim=128, causal=1, window=0)
     for name in formats:
         rng = np.random.default_rng([seed, len(name)])
-        for op in ["packed_linear", *(["bf16_linear"] if name == "bf16" else [])]:
+        for op in ["packed_linear", *(["bf16_linear"] if name in ROUNDED else [])]:
+            yield f"{op}_{name}_many_rows", linear_case(rng, op, name, 150)
             case = linear_case(rng, op, name, 19)
             yield f"{op}_{name}", case
             one = [a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)]

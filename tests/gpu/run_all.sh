@@ -13,9 +13,11 @@ pack=${1:-build/gpu}
 out=${2:-build/gpu-results}
 mkdir -p "$out"
 
-python3 -m venv --system-site-packages "$out/venv" &&
-"$out/venv/bin/python" -m pip install --quiet --no-index --find-links "$pack/wheels" --force-reinstall --no-deps \
+# Beside the packages of whatever python3 is, in a folder: an environment of its own would not see another's NumPy.
+rm -rf "$out/site"
+python3 -m pip install --quiet --no-index --find-links "$pack/wheels" --no-deps --target "$out/site" \
   $(for wheel in "$pack"/wheels/*.whl; do basename "$wheel" | cut -d- -f1; done | sort -u) || exit 1
+export PYTHONPATH="$out/site"
 for lib in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
   [ -e "$lib/libcudart.so.13" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$lib"
 done
@@ -23,7 +25,7 @@ done
 failed=0
 part() {
   echo "== $1"
-  "$out/venv/bin/python" "tests/gpu/$1.py" "$pack" --json "$out/$1.json" "${@:2}" || failed=1
+  python3 "tests/gpu/$1.py" "$pack" --json "$out/$1.json" "${@:2}" || failed=1
 }
 {
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2> /dev/null
