@@ -30,7 +30,7 @@ from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.strands import Shape, multiply_few
 from llmc.targets.cuda.target import CudaTarget
 
-FEW, BATCH = Shape(1, 4), Shape(4, 2)  # shapes of blocks of few rows, and of a batch
+FEW, BATCH = Shape(1, 1), Shape(4, 2)  # shapes of blocks of few rows, and of a batch
 BATCH_ROWS = 64  # the most of a batch
 
 

@@ -13,14 +13,26 @@ from llmc.targets.arguments import arguments
 from llmc.targets.cuda.launch import added, block_reduce, f32, launch, local, row_kernel, strided, width_threads
 from llmc.targets.cuda.target import CudaTarget
 
-Read = Callable[[Any], Any]  # column -> the number there
+Read = Callable[[Any, Any], Any]  # a thread's turn, and its column then -> the number there
+MOST_THREADS = 1024  # of a row: few turns each, for few rows leave a chip waiting for memory
+
+
+def _turns(width: int, thread: Any, threads: int, body: Callable[[Any, Any], None]) -> None:
+    """`body(turn, column)` for every column, threads taking turns; all reads of a thread are on their way together."""
+    with T.unroll(0, -(-width // threads)) as turn:
+        column = turn * threads + thread
+        if width % threads:
+            with T.If(column < width), T.Then():
+                body(turn, column)
+        else:
+            body(turn, column)
 
 
 def _mean(width: int, thread: Any, threads: int, number: Read) -> Any:
     """The mean over columns, in a register of every thread of the block."""
     total = local((1,))
     T.buffer_store(total, f32(0), [0])
-    strided(width, thread, threads, lambda c: T.buffer_store(total, total[0] + number(c), [0]))
+    _turns(width, thread, threads, lambda turn, c: T.buffer_store(total, total[0] + number(turn, c), [0]))
     block_reduce(total, 0, thread, threads, added)
     T.buffer_store(total, total[0] / f32(width), [0])
     return total[0]
@@ -30,36 +42,39 @@ def _normed(number: Read, width: int, thread: Any, threads: int, eps: float, cen
     """The column's number / sqrt(mean of squares + eps); `centred`: their mean is taken off them first."""
     mean = _mean(width, thread, threads, number) if centred else None
 
-    def centre(c: Any) -> Any:
-        return number(c) if mean is None else number(c) - mean
+    def centre(turn: Any, c: Any) -> Any:
+        return number(turn, c) if mean is None else number(turn, c) - mean
 
-    squares = _mean(width, thread, threads, lambda c: centre(c) * centre(c))
+    squares = _mean(width, thread, threads, lambda turn, c: centre(turn, c) * centre(turn, c))
     scale = local((1,))
     T.buffer_store(scale, f32(1) / T.sqrt(squares + f32(eps)), [0])
-    return lambda c: centre(c) * scale[0]
+    return lambda turn, c: centre(turn, c) * scale[0]
 
 
 def _norm(shapes: list[Any], attrs: dict[str, Any], centred: bool, summed: bool) -> tirx.PrimFunc:
     """x [, residual], weight [, bias] -> [sum,] normed."""
     width = int(shapes[0][1])
-    threads = width_threads(width)
+    threads = width_threads(width, MOST_THREADS)
     operands = 2 + centred + summed
 
     def body(buffers: list[Any], row: Any, thread: Any) -> None:
         x, weight = buffers[0], buffers[1 + summed]
         bias, out = buffers[2 + summed] if centred else None, buffers[-1]
-        if summed:
-            total = buffers[operands]
-            # A thread reads back only columns that it wrote itself.
-            strided(width, thread, threads, lambda c: T.buffer_store(total, x[row, c] + buffers[1][row, c], [row, c]))
-            x = total
-        normed = _normed(lambda c: x[row, c], width, thread, threads, attrs["eps"], centred)
+        own = local((-(-width // threads),))
 
-        def store(c: Any) -> None:
-            value = normed(c) * weight[c]
+        def read(turn: Any, c: Any) -> None:
+            T.buffer_store(own, x[row, c] + buffers[1][row, c] if summed else x[row, c], [turn])
+            if summed:
+                T.buffer_store(buffers[operands], own[turn], [row, c])
+
+        _turns(width, thread, threads, read)
+        normed = _normed(lambda turn, c: own[turn], width, thread, threads, attrs["eps"], centred)
+
+        def store(turn: Any, c: Any) -> None:
+            value = normed(turn, c) * weight[c]
             T.buffer_store(out, value if bias is None else value + bias[c], [row, c])
 
-        strided(width, thread, threads, store)
+        _turns(width, thread, threads, store)
 
     return row_kernel(["float32"] * (operands + 1 + summed), shapes, threads, body)
 
@@ -93,8 +108,12 @@ def qk_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tir
     def norm(buffers: list[Any], weight: Any, row: Any, thread: Any, threads: int, span: tuple[Any, int, Any]) -> None:
         """The `count` columns from `first` on, by weights from `at` on."""
         (x, *_, out), (first, count, at) = buffers, span
-        normed = _normed(lambda c: x[row, first + c], count, thread, threads, eps, centred)
-        strided(count, thread, threads, lambda c: T.buffer_store(out, normed(c) * weight[at + c], [row, first + c]))
+        normed = _normed(lambda turn, c: x[row, first + c], count, thread, threads, eps, centred)
+
+        def store(turn: Any, c: Any) -> None:
+            T.buffer_store(out, normed(turn, c) * weight[at + c], [row, first + c])
+
+        _turns(count, thread, threads, store)
 
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments(["float32"] * 4, shapes)

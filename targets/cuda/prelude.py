@@ -55,7 +55,7 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
-GROUP_ROWS = (128, 256)  # of x, that one product of four warps takes
+GROUP_ROWS = (96, 128, 256)  # of x, that one product of four warps takes
 
 
 def _group_functions(rows: int) -> str:
@@ -73,21 +73,22 @@ static __device__ __forceinline__ void llmc_group_mma_{rows}(
       "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
       : {sums} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix), "r"(begun));
 }}
-template <int GROUPS, int WORDS> static __device__ __forceinline__ void llmc_wait_group_products_{rows}(
-    float* sums, unsigned* a) {{
+template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_products_{rows}(float* sums) {{
   asm volatile("wgmma.wait_group.sync.aligned %{count};" : {sums} : "n"(GROUPS) : "memory");
-  for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
 }}
 """
 
 
 FUNCTIONS += """\
 static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
-  asm volatile("fence.proxy.async;" : : : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_products(unsigned* a) {
   for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(GROUPS) : "memory");
 }
 static __device__ __forceinline__ void llmc_commit_group_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
@@ -156,10 +157,12 @@ def commit_group_products() -> None:
     T.evaluate(T.call_extern("void", "llmc_commit_group_products"))
 
 
-def wait_group_products(groups: int, sums: Any, rows: int, a: Any, words: int) -> None:
-    """All groups but the last so many are done: these sums are there, and these words of `a` no longer needed."""
-    name = f"llmc_wait_group_products_{rows}<{groups}, {words}>"
-    T.evaluate(T.call_extern("void", name, T.address_of(sums[0]), T.address_of(a[0])))
+def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
+    """All groups but the last so many are done, and these sums are there to be read, if any are given."""
+    if sums is None:
+        T.evaluate(T.call_extern("void", f"llmc_wait_group_products<{groups}>"))
+    else:
+        T.evaluate(T.call_extern("void", f"llmc_wait_group_products_{rows}<{groups}>", T.address_of(sums[0])))
 
 
 def share_with_tensor_cores() -> None:

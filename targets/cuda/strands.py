@@ -6,6 +6,7 @@ they read its image.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,6 @@ from llmc.targets.cuda.slab import BlockSums, Slab
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Stream
 from llmc.targets.cuda.target import STATIC_SHARED_BYTES, WARP, CudaTarget
 
-WIDE = 1024  # tiles of outputs from which on a warp takes more of them: there are blocks enough
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -40,14 +39,14 @@ class Shape:
         return 4 * strands * self.rows * ROWS * (self.tiles * TILE + 4)
 
     def fitted(self, target: CudaTarget, product: Product) -> Shape:
-        """With stages and tiles so that two blocks fit a multiprocessor, most tiles first: they share operands of x."""
+        """With most tiles, which share operands of x, and stages with which two blocks fit a multiprocessor, or one."""
         strands, pieces = product.strands(), product.pieces()
-        most = self.tiles if tiles(product.width) >= WIDE else min(self.tiles, 2)
-        for found in (replace(self, tiles=count, stages=stages) for count in (4, 2, 1) for stages in (4, 2)):
+        for count, (blocks, stages) in itertools.product((2, 1), ((2, 4), (2, 2), (1, 2))):
+            found = replace(self, tiles=count, stages=stages)
             gathered = found.gathered_bytes(strands)
             copied = 4 * strands * found.stages * Stream.words(pieces, found.tiles)
             room = gathered + product.form.value_bytes <= STATIC_SHARED_BYTES
-            if found.tiles <= most and room and gathered + copied <= target.shared_bytes // 2:
+            if found.tiles <= self.tiles and room and gathered + copied <= target.shared_bytes // blocks:
                 return found
         return replace(self, tiles=1)
 
@@ -81,11 +80,12 @@ def multiply_few(product: Product, shape: Shape, image: Image | None) -> None:
         after_launches()
         with T.serial(0, product.slabs_of(warp), unroll=False) as i:
             index = warp * product.run() + i
+            x = None if image is None else _Images(image, shape.rows, block * shape.rows, index, lane)
             slab.begin(stream.next(i) if shape.stages else product.direct(tile, index, shape.tiles))
-            if image is None:
+            if x is None:
                 _multiply_rows(product, slab, rows, index, x_sums)
             else:
-                _multiply_image(image, slab, block * shape.rows, index, lane)
+                x.multiply(slab)
         if shape.stages:
             wait_copies(0)
         _gather(product, shape, sums, outputs, block, thread)
@@ -103,11 +103,38 @@ def _multiply_rows(product: Product, slab: Slab, rows: list[Any], index: Any, su
     slab.add_offsets(sums.pair)
 
 
-def _multiply_image(image: Image, slab: Slab, first: Any, index: Any, lane: Any) -> None:
-    """A slab of the image of x."""
-    for of in range(BLOCKS):
-        slab.multiply(of, lambda n, step, of=of: image.read(first + n, index, of, step, lane))  # type: ignore[misc]
-    slab.add_offsets(lambda n, at: image.pair(first + n, index, at, lane))
+class _Images:
+    """A slab of the image of x. Lanes read several blocks of columns at once, the first ones while weights come."""
+
+    def __init__(self, image: Image, rows: int, first: Any, index: Any, lane: Any) -> None:
+        self.image, self.rows, self.first, self.index, self.lane = image, rows, first, index, lane
+        self.blocks = BLOCKS // image.product.x_parts
+        self.words = local((self.blocks * rows * STEPS * image.words,), "uint32")
+        self._read(0)
+
+    def _read(self, start: int) -> None:
+        for of in range(self.blocks):
+            for n in range(self.rows):
+                for step in range(STEPS):
+                    found = self.image.read(self.first + n, self.index, start + of, step, self.lane)
+                    for at, word in enumerate(found):
+                        T.buffer_store(self.words, word, [self._place(of, n, step) + at])
+
+    def _place(self, of: int, n: Any, step: int) -> Any:
+        return ((of * self.rows + n) * STEPS + step) * self.image.words
+
+    def multiply(self, slab: Slab) -> None:
+        """All of it."""
+        for start in range(0, BLOCKS, self.blocks):
+            if start:
+                self._read(start)
+            for of in range(self.blocks):
+                slab.multiply(start + of, lambda n, step, of=of: self._taken(of, n, step))  # type: ignore[misc]
+        slab.add_offsets(lambda n, at: self.image.pair(self.first + n, self.index, at, self.lane))
+
+    def _taken(self, of: int, n: Any, step: int) -> list[Any]:
+        place = self._place(of, n, step)
+        return [self.words[place + at] for at in range(self.image.words)]
 
 
 def _gather(product: Product, shape: Shape, sums: Any, outputs: Any, block: Any, thread: Any) -> None:

@@ -56,7 +56,7 @@ MATRIX = WARP  # words of eight rows by eight columns, as they stand for tensor 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a block: rows of x by eights, blocks of 32 columns of x that come together, and how often they are there."""
+    """Of a block: rows of x by eights, blocks of 32 columns of x that come together, and how often they have room."""
 
     rows: int
     blocks: int
@@ -67,13 +67,9 @@ class Size:
         """Of a thread."""
         return self.rows * 4
 
-    def stage_words(self, product: Product) -> int:
-        """Of x, that come together."""
-        return self.rows * self.blocks * block_words(product)
-
     def words(self, product: Product) -> int:
         """Of shared memory."""
-        return THREADS * self.sums + self.stages * self.stage_words(product)
+        return THREADS * self.sums + self.stages * self.rows * self.blocks * block_words(product)
 
 
 def fitted(target: CudaTarget, product: Product) -> Size | None:
@@ -81,7 +77,7 @@ def fitted(target: CudaTarget, product: Product) -> Size | None:
     if not target.wgmma or product.form.parts > 1:
         return None
     rows = 16 if product.form.run else 32  # unscaled sums take twice as many registers as sums do
-    sizes = (Size(rows, blocks, stages) for blocks, stages in ((4, 3), (2, 3), (4, 2), (2, 2)))
+    sizes = (Size(rows, blocks, stages) for blocks in (4, 2, 1) for stages in (4, 3))
     room = target.shared_bytes - product.form.value_bytes
     return next((size for size in sizes if 4 * size.words(product) <= room), None)
 
@@ -129,19 +125,24 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
 
 def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None:
     """A slab of weights that are numbers, added to sums."""
-    words = [word for block in range(BLOCKS) for step in weights.words(block) for word in step[0]]
-    a = local((len(words),), "uint32")
-    for i, word in enumerate(words):
-        T.buffer_store(a, word, [i])
-    for block in range(BLOCKS):
-        x.next(index, block)
-        begin_group_products(a, len(words))
-        for step in range(STEPS):
-            for part in reversed(range(slab.x_parts)):
-                x.multiply(slab.sums, a[(block * STEPS + step) * 4], block, step, part, i32(1))
+    together = x.size.blocks
+    a = [local((together * STEPS * 4,), "uint32") for _ in range(2)]
+    for first in range(0, BLOCKS, together):
+        own = a[first // together % 2]
+        if first >= 2 * together:
+            wait_group_products(1)
+        x.next(index, first)
+        blocks = [word for of in range(together) for step in weights.words(first + of) for word in step[0]]
+        for i, word in enumerate(blocks):
+            T.buffer_store(own, word, [i])
+        begin_group_products(own, len(blocks))
+        for of in range(together):
+            for step in range(STEPS):
+                for part in reversed(range(slab.x_parts)):
+                    x.multiply(slab.sums, own[(of * STEPS + step) * 4], of, step, part, i32(1))
         commit_group_products()
-        if x.last(block):
-            wait_group_products(0, slab.sums, slab.rows * ROWS, a, len(words))
+    # Sums on their way into the next turn of a loop would have ptxas wait for each product by itself.
+    wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
 def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
@@ -155,15 +156,13 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
         """Scale the first run that waits; so many others are on their way."""
         step = waiting.pop(0)
         own = step // run % 2
-        wait_group_products(left, partial[own], rows, a[own], run * 4)
+        wait_group_products(left, partial[own], rows)
         scales = weights.scale(step)
         with T.unroll(0, slab.rows * 4) as i:
             scale = T.Select(i % 4 < 2, scales[0], scales[1])
             T.buffer_store(slab.sums, fma(scale, partial[own][i], slab.sums[i]), [i])
 
     for block in range(BLOCKS):
-        if x.last(block - 1) and waiting:
-            settle(0)
         x.next(index, block)
         words = weights.words(block)
         for first in range(0, STEPS, run):
@@ -255,7 +254,7 @@ class _Known(Words):
 class _Ahead:
     """x of a block of the grid, some blocks of columns at a time, behind the totals in shared memory.
 
-    Of eight rows all that comes together stands together, and of that eight columns by a matrix of 128 bytes.
+    Eight rows by eight columns stand together, as a matrix of 128 bytes, and all that there are of eight rows.
     """
 
     def __init__(self, product: Product, image: Image, size: Size, memory: Any, block: Any, thread: Any) -> None:
@@ -266,22 +265,21 @@ class _Ahead:
 
     def begin(self) -> None:
         """Let the first blocks of columns come."""
-        for stage in range(self.size.stages - 1):
+        for stage in range(self.size.stages - 2):
             self._copy(i32(stage))
 
-    def last(self, block: int) -> bool:
-        """Whether the block of a slab is the last one of those that came together."""
-        return block % self.size.blocks == self.size.blocks - 1
-
     def next(self, slab: Any, block: int) -> None:
-        """Block `block` of a slab is there, for threads and tensor cores; others come where nobody reads any more."""
+        """Block `block` of a slab is there, for threads and tensor cores; others come in place of the last but one's.
+
+        Tensor cores may still read what came last, and nothing else: threads have waited for the products before.
+        """
         if block % self.size.blocks:
             return
         index = slab * (BLOCKS // self.size.blocks) + block // self.size.blocks
-        wait_copies(self.size.stages - 2)
+        wait_copies(self.size.stages - 3)
         share_with_tensor_cores()
         barrier()
-        self._copy(index + self.size.stages - 1)
+        self._copy(index + self.size.stages - 2)
         self.stage = self._stage(index)
 
     def _stage(self, index: Any) -> Any:
@@ -289,8 +287,8 @@ class _Ahead:
         return held(self.first + T.floormod(index, self.size.stages) * words, "int32")
 
     def _copy(self, index: Any) -> None:
-        """Blocks of columns that come together, where there are any."""
-        pieces, stage = self.eight // COPIED, self._stage(index)
+        """Blocks that come together, where there are any."""
+        pieces, stage = self.eight // COPIED, self._stage(index)  # pieces of eight rows
         with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
             place = turn * THREADS + self.thread
             n = self.block * self.size.rows + T.floordiv(place, pieces)

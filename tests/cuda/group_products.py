@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 Place = tuple[Array, Array, Array]  # space, element, thread
 LANES, WARPS = 32, 4
 NAMES = (
-    "llmc_group_mma_", "llmc_begin_group_products<", "llmc_commit_group_products", "llmc_wait_group_products_",
+    "llmc_group_mma_", "llmc_begin_group_products<", "llmc_commit_group_products", "llmc_wait_group_products",
     "llmc_share_with_tensor_cores",
 )  # fmt: skip
 
@@ -30,13 +30,19 @@ class _Product:
     places: list[Place]
     values: Array
     group: int
-    weights: list[tuple[Any, list[Place], Array]]
+    weights: list[tuple[int, Any, list[Place], Array]]  # and the group that reads them
+
+    def release(self, last: int) -> None:
+        """Products of groups before this one are done: their weights have to be what they were, and may change."""
+        for group, memory, places, values in self.weights:
+            if group < last and any(
+                (memory.read(*place) != value).any() for place, value in zip(places, values, strict=True)
+            ):
+                raise GroupFault(f"{memory.name}: weights of a product were overwritten before anybody waited for it")
+        self.weights = [each for each in self.weights if each[0] >= last]
 
     def arrive(self) -> None:
         """They are there."""
-        for memory, places, values in self.weights:
-            if any((memory.read(*place) != value).any() for place, value in zip(places, values, strict=True)):
-                raise GroupFault(f"{memory.name}: weights of a product were overwritten before anybody waited for it")
         for place, values in zip(self.places, self.values, strict=True):
             self.memory.write(*place, values)
 
@@ -62,7 +68,7 @@ class GroupProducts:
         elif kind == "llmc_share_with_tensor_cores":
             self.shared = True
         else:
-            self._wait(int(name.partition("<")[2].split(",")[0]))
+            self._wait(int(name.partition("<")[2][:-1]), settled=bool(len(args)))
 
     def _multiply(self, rows: int, args: Any) -> None:
         if not self.begun or not self.shared:
@@ -95,14 +101,17 @@ class GroupProducts:
         kept = [] if before is None else before.weights
         if before is not None:
             self.waiting.remove(before)
-        kept = [*kept, (weights, weight_places, a)]
+        kept = [*kept, (self.groups, weights, weight_places, a)]
         self.waiting.append(_Product(memory, places, np.concatenate(found), self.groups, kept))
 
-    def _wait(self, groups: int) -> None:
-        """All groups but the last so many are there."""
-        for each in [each for each in self.waiting if each.group < self.groups - groups]:
-            each.arrive()
-            self.waiting.remove(each)
+    def _wait(self, groups: int, settled: bool) -> None:
+        """All groups but the last so many are done. Sums are there once they were named, which keeps nvcc in order."""
+        for each in self.waiting:
+            each.release(self.groups - groups)
+        if settled:
+            for each in [each for each in self.waiting if each.group < self.groups - groups]:
+                each.arrive()
+                self.waiting.remove(each)
 
 
 def _same(some: list[Place], others: list[Place]) -> bool:
