@@ -27,7 +27,7 @@ demo: $(MODEL)
 test: SOME = -m "not thorough"
 test-all: ALONE = tests/runtime tests/targets
 test test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(SOME) $(ALONE)
 
 cross: $(VENV)/.compile

@@ -86,7 +86,7 @@ def _logits(artifact: Path) -> np.ndarray:
 
 
 # Stored types of every run of the tests: of each kind of block one.
-SOME = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
+SOME = ("Q8_0", "Q4_K", "MXFP4")
 
 
 @pytest.mark.thorough_if(case=lambda stored: stored not in SOME)

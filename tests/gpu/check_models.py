@@ -3,7 +3,7 @@
     python tests/gpu/check_models.py PACK [--json FILE]
 
 PACK/models has artifacts for both. Needs llmc's runtime alone. Ends with 1 if a check fails; prompts are other ones at
-every run, by a seed that is printed.
+every run, by a seed that is printed, or those in a file beside the artifact, a line each.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ def check(artifact: Path, seed: int, prompts: int, longest: int, tokens: int) ->
     """One model; what was found."""
     start = time.perf_counter()
     with loaded(artifact, device=False) as model:
-        asked = prompts_of(model, seed, prompts, longest)
+        texts = artifact.with_suffix(".txt")
+        if texts.exists():
+            asked = [model.tokenizer.encode(line) for line in texts.read_text().splitlines()]
+            prompts = len(asked)
+        else:
+            asked = prompts_of(model, seed, prompts, longest)
         wanted_rows = [logits(model, prompt) for prompt in asked]
         wanted = [model.generate(prompt, max_tokens=tokens, ignore_eos=True).ids for prompt in asked]
         kind = model.manifest["kv"]["dtype"]
