@@ -180,7 +180,7 @@ class _Attention:
         begin, rows = held_int(block * count), held_int(self.rows)
         attending = self._attending(self.many, share, thread)
         total, part = attending.record(), attending.record()
-        leads = shared((count,), "int32")  # whether a row is the first one of its sequence here
+        leads = shared((count,), "int32")  # whether a row is the first one of its sequence here, and how many that has
 
         def lead(i: Any) -> None:
             T.buffer_store(leads, T.Select(begin + i < rows, i32(1), i32(0)), [i])
@@ -191,27 +191,26 @@ class _Attention:
 
         strided(count, thread, THREADS, lead)
         barrier()
-        with T.serial(0, count, unroll=False) as first, T.If(leads[first] != 0), T.Then():
-            barrier()  # the sequence before is counted
+        counting.rows_of_each(places, leads, count, begin)
+        with T.serial(0, count, unroll=False) as first, T.If(leads[first] > FEW), T.Then():
             seq = held_int(places.seqs[begin + first])
-            with T.If(counting.rows(places, seq) > FEW), T.Then():
 
-                def row(i: Any) -> Any:
-                    there = tirx.all(i < count, begin + i < rows)
-                    own = places.seqs[T.Select(there, begin + i, begin)]
-                    return T.Select(tirx.all(there, own == seq), begin + i, i32(-1))
+            def row(i: Any) -> Any:
+                there = tirx.all(i < count, begin + i < rows)
+                own = places.seqs[T.Select(there, begin + i, begin)]
+                return T.Select(tirx.all(there, own == seq), begin + i, i32(-1))
 
-                attending.look(Sequence(places, seq, counting), row)
-                attending.clear(total)
-                start, end = attending.chunks
-                with T.serial(start, end, unroll=False) as chunk, attending.sequence.shown(chunk):
-                    attending.attend(chunk, part)
-                    total.merge(part)
-                attending.each_sum(
-                    lambda at, query, row, d: T.buffer_store(
-                        self.out, total.average(at), [row, (share * self.own + query % self.own) * self.size + d]
-                    )
+            attending.look(Sequence(places, seq, counting), row)
+            attending.clear(total)
+            start, end = attending.chunks
+            with T.serial(start, end, unroll=False) as chunk, attending.sequence.shown(chunk):
+                attending.attend(chunk, part)
+                total.merge(part)
+            attending.each_sum(
+                lambda at, query, row, d: T.buffer_store(
+                    self.out, total.average(at), [row, (share * self.own + query % self.own) * self.size + d]
                 )
+            )
 
     def _part(self, part: Any, share: Any, thread: Any, records: Any) -> None:
         """One chunk of a sequence, for each of its rows if they are few."""

@@ -14,7 +14,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.launch import added, block_reduce, greater, i32, local
+from llmc.targets.cuda.launch import added, barrier, block_reduce, greater, i32, local, warp_reduce
+from llmc.targets.cuda.prelude import sync_warp
+from llmc.targets.cuda.target import WARP
 
 CHUNK = 128  # slots whose scores are made at once; chunks begin at multiples of it, whoever looks at them
 _NONE = 1 << 30  # a row that is not there
@@ -80,6 +82,28 @@ class Counting:
     def rows(self, places: Places, seq: Any) -> Any:
         """How many rows of this step are of a sequence."""
         return self.where(places.seqs.shape[0], lambda i: places.seqs[i] == seq)
+
+    def rows_of_each(self, places: Places, marked: Any, count: int, begin: Any) -> None:
+        """In place of marks of rows from `begin` on, not 0, how many rows of this step are of that row's sequence.
+
+        Each warp counts for other rows, so that no warp waits for another until all is counted.
+        """
+        warp, lane, rows = T.floordiv(self.thread, WARP), T.floormod(self.thread, WARP), places.seqs.shape[0]
+        found = local((1,), "int32")
+        with T.serial(0, -(-count // (self.threads // WARP)), unroll=False) as turn:
+            own = held_int(turn * (self.threads // WARP) + warp)
+            T.buffer_store(found, i32(0), [0])
+            with T.If(tirx.all(own < count, marked[own] != 0)), T.Then():
+                seq = held_int(places.seqs[begin + own])
+                with T.serial(0, T.cast(T.floordiv(rows + (WARP - 1), WARP), "int32")) as step:
+                    i = step * WARP + lane
+                    with T.If(i < rows), T.Then():
+                        T.buffer_store(found, found[0] + T.Select(places.seqs[i] == seq, i32(1), i32(0)), [0])
+            warp_reduce(found, 0, added)
+            sync_warp()
+            with T.If(tirx.all(lane == 0, own < count)), T.Then():
+                T.buffer_store(marked, found[0], [own])
+        barrier()
 
     def next_row(self, places: Places, seq: Any, row: Any) -> Any:
         """The first row of a sequence after another row."""
