@@ -74,7 +74,7 @@ def check(artifact: Path, seed: int, prompts: int, longest: int, tokens: int) ->
     with loaded(artifact, device=False) as model:
         texts = artifact.with_suffix(".txt")
         if texts.exists():
-            asked = [model.tokenizer.encode(line) for line in texts.read_text().splitlines()]
+            asked = [model.encode(line) for line in texts.read_text().splitlines()]
             prompts = len(asked)
         else:
             asked = prompts_of(model, seed, prompts, longest)

@@ -54,6 +54,13 @@ SHAPES = {  # of 7 billion weights: how they are compiled
 }
 ROUNDED = ("bf16", "q4", "q6", "c3h")  # weights that linear layers of rounded x are checked with
 SEEDS = 3  # cases of each op
+PROMPTS = (
+    "The capital of France is", "Once upon a time", "Water boils at", "The first president of the United States was",
+    "def add(a, b):", "To make a cup of tea,", "The opposite of hot is", "In 1969, people first", "My favourite season is",
+    "List the days of the week:", "A triangle has", "Photosynthesis is", "The largest ocean is", "Dear Sir or Madam,",
+    "Shakespeare wrote", "The sun rises in the", "If it rains tomorrow,", "One, two, three,", "The recipe needs flour,",
+    "Computers are",
+)  # fmt: skip
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # that the machine with the GPU may have
 PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES
@@ -159,6 +166,17 @@ def write_models(folder: Path, target: str, sources: dict[str, tuple[Path, str, 
         compile_model(source, folder / f"{name}.llmc", quant=quant, kv=kv, target=names, activations="f32")
 
 
+def write_demo(folder: Path, target: str) -> None:
+    """The demo model for the CPU and the chip, and prompts: a real model, in the format that makes the least of it."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from fetch_smollm2 import fetch
+
+    print("models/smollm2", flush=True)
+    names = f"{target},cpu:portable"
+    compile_model(fetch(), folder / "smollm2.llmc", quant="q3h", target=names, activations="f32")
+    (folder / "smollm2.txt").write_text("\n".join(PROMPTS) + "\n")
+
+
 def write_shapes(folder: Path, target: str, scratch: Path, tokenizer_json: bytes) -> dict[str, float]:
     """Artifacts of 7 billion weights, without the weights; seconds that each took to compile."""
     folder.mkdir(parents=True)
@@ -202,6 +220,7 @@ def main() -> None:
         scratch = Path(name)
         sources = tiny_models(scratch)
         write_models(options.pack / "models", target, sources)
+        write_demo(options.pack / "models", target)
         tokenizer_json = (next(iter(sources.values()))[0] / "tokenizer.json").read_bytes()
         seconds = write_shapes(options.pack / "shapes", target, scratch / "7b", tokenizer_json)
     print("7 billion weights compiled in " + ", ".join(f"{name}: {took:.0f} s" for name, took in seconds.items()))
