@@ -19,7 +19,6 @@ from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
 from reference import saved_reference
 
-
 EVERY_RUN = list(CASES)[::2]  # half of them; `make test-all` has all
 
 
