@@ -198,11 +198,14 @@ class _Launch:
         }
         self.copies: list[_Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
+        self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
         self.products = GroupProducts(
             lambda pointer, words: self._pointed(pointer, words, everyone), lambda given: self.value(given, everyone)
         )
         self.run(stmt, everyone)
+        if not self.waited:
+            raise Fault("a launch that never waits for those before it")
         if self.products.waiting:
             raise Fault("products of four warps that nobody waited for")
         if self.copies:
@@ -236,6 +239,7 @@ class _Launch:
 
     def _run_BufferStore(self, stmt: Any, mask: Array) -> None:
         memory, value = self.memory[stmt.buffer], self.value(stmt.value, mask)
+        self._touch(memory, written=True)
         space, at, thread, places = self._places(memory, stmt.indices, mask)
         width = at.shape[1]
         if value.ndim == 1:
@@ -295,13 +299,23 @@ class _Launch:
         elif name == "llmc_copy_async":
             self._copy(call, mask)
         elif name == "llmc_after_launches":
-            pass  # one launch ends before the next begins
+            self._begin_after(mask)
         elif name == "llmc_commit_copies":
             self.groups[mask] += 1
         elif name.startswith("llmc_wait_copies<"):
             self._wait(int(name.partition("<")[2][:-1]), mask)
         else:
             raise Fault(f"a device function that this knows nothing of: {name}")
+
+    def _begin_after(self, mask: Array) -> None:
+        if not mask.all():
+            raise Fault("some threads do not wait for the launches before")
+        self.waited = True
+
+    def _touch(self, memory: _Memory, written: bool) -> None:
+        """What launches before may still be at work on: all that is written, and what they wrote for this one."""
+        if memory.scope == "global" and not self.waited and (written or memory.written is not None):
+            raise Fault(f"{memory.name}: touched before the launches before have ended")
 
     def _product(self, call: Any, mask: Array) -> None:
         """sums (16, 8) += a (16, 16) @ b (16, 8), of bfloat16 pairs that lanes of a warp hold, column by column."""
@@ -319,6 +333,7 @@ class _Launch:
         count = np.broadcast_to(self.value(call.args[3], mask), (self.count,))[mask]
         assert to.scope == "shared"
         assert given.scope == "global"
+        self._touch(given, written=False)
         for word, (place, source) in enumerate(zip(places, sources, strict=True)):
             if word == 0 and ((place[1] % COPIED).any() or (source[1] % COPIED).any()):
                 raise Fault(f"{to.name}: copied from or to a place that is no multiple of 16 bytes")
@@ -378,6 +393,7 @@ class _Launch:
 
     def _value_TensorLoad(self, expr: Any, mask: Array) -> Array:
         memory = self.memory[expr.source]
+        self._touch(memory, written=False)
         space, at, thread, places = self._places(memory, expr.indices, mask)
         out = np.zeros((self.count, at.shape[1]), memory.data.dtype)
         for lane in range(at.shape[1]):
