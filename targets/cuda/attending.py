@@ -41,7 +41,6 @@ from llmc.targets.cuda.launch import (
     f32,
     fill,
     greater,
-    i32,
     local,
     shared,
     strided,
@@ -75,7 +74,6 @@ class Attending:
         self.heads = [held_int(self.first_head + T.floormod(query, block.heads)) for query in self.own]
         self.slopes = [scoring.slope(head) for head in self.heads]
         self.scores = local((WARP_PAGES * 2 * block.tiles * 4,))
-        self.values = local((block.pages_held * block.own_groups * block.value_words,), "uint32")
 
     def record(self) -> Record:
         """One of the thread's queries and elements."""
@@ -158,12 +156,9 @@ class Attending:
 
     def attend(self, chunk: Any, to: Record) -> None:
         """A chunk's record; some query sees something in or after it."""
-        early = self.block.values_held  # then V is on its way while queries are scored
-        if early:
-            self._read_values(chunk * CHUNK, 0)
         self._score(chunk * CHUNK)
         self._weigh(chunk * CHUNK, to)
-        self._add_values(chunk * CHUNK, to, early)
+        self._add_values(chunk * CHUNK, to)
 
     def _page(self, first: Any) -> Any:
         """The page of 16 slots; if nobody sees any of them, one that there is."""
@@ -178,32 +173,27 @@ class Attending:
         fill(self.scores, f32(0))
         pages = [self._page(begin + (self.warp * WARP_PAGES + p) * PAGE) for p in range(WARP_PAGES)]
         words = 2 * HALVES * parts
-        held = block.steps_held
-        a, b, ahead = (local((n,), "uint32") for n in (parts * COLUMNS, *[held * WARP_PAGES * words] * 2))
+        a, b, ahead = (local((count,), "uint32") for count in (parts * COLUMNS, *[WARP_PAGES * words] * 2))
 
-        def load(step: Any, to: Any, number: int = 0) -> None:
+        def load(step: Any, to: Any) -> None:
             for p, page in enumerate(pages):
                 at = Token(self.kv, page, self.group, self.column * 2, block.size)
-                self._load_keys(at, step * (K // COLUMNS) + self.quarter, to, (number * WARP_PAGES + p) * words)
+                self._load_keys(at, step * (K // COLUMNS) + self.quarter, to, p * words)
 
-        def multiply(step: Any, number: int = 0) -> None:
+        def multiply(step: Any) -> None:
             for t in range(block.tiles):
                 self._load_words(self.queries, t * block.steps + step, parts, a)
                 for i, j in products(parts, parts):
                     for product in range(WARP_PAGES * 2):
-                        k = ((number * WARP_PAGES * 2 + product) * parts + j) * 2
-                        mma(self.scores[(product * block.tiles + t) * 4], a[i * COLUMNS], b[k])
+                        mma(self.scores[(product * block.tiles + t) * 4], a[i * COLUMNS], b[(product * parts + j) * 2])
 
         if block.tiles == 1:
-            for first in range(0, block.steps, held):
-                steps = range(first, min(first + held, block.steps))
-                for number, step in enumerate(steps):
-                    load(step, b, number)
-                for number, step in enumerate(steps):
-                    multiply(step, number)
+            with T.serial(0, block.steps, unroll=block.unroll) as step:
+                load(step, b)
+                multiply(step)
             return
         load(0, b)
-        with T.serial(0, block.steps, unroll=False) as step:
+        with T.serial(0, block.steps, unroll=block.unroll) as step:
             load(T.min(step + 1, block.steps - 1), ahead)  # under way while the others are multiplied
             multiply(step)
             for i in range(WARP_PAGES * words):
@@ -285,73 +275,48 @@ class Attending:
             for warp in range(1, WARPS):
                 T.buffer_store(numbers, combine(numbers[i], self.found[which][warp, self.own[i]]), [i])
 
-    def _add_values(self, begin: Any, to: Record, read: bool) -> None:
-        """Products of all weights with the warp's elements of V, which are read already or not."""
-        fill(to.sums, f32(0))
-        if self.block.tiles == 1:
-            for first in range(0, CHUNK // PAGE, self.block.pages_held):
-                if not read:
-                    self._read_values(begin, first)
-                for number in range(self.block.pages_held):
-                    self._add_page(first + number, number, to)
-            return
-        with T.serial(0, CHUNK // PAGE, unroll=False) as page:
-            self._read_page(begin, page, 0)
-            self._add_page(page, 0, to)
-
-    def _read_values(self, begin: Any, first: int) -> None:
-        """V of as many pages from the chunk's `first` on as registers hold."""
-        for number in range(self.block.pages_held):
-            self._read_page(begin, i32(first + number), number)
-
-    def _read_page(self, begin: Any, page: Any, number: int) -> None:
-        """The warp's elements of V of a page, into the registers of this number."""
-        block = self.block
-        first = begin + page * PAGE
-        at = Token(self.kv, self._page(first), self.group, self.quarter * 4, block.size)
-        masks = local((2,), "uint32")
-        for i in range(2):
-            two = [self._anybody(first + self.quarter * 4 + i * 2 + j) for j in range(2)]
-            low, high = (
-                T.Select(seen, u32(mask), u32(0)) for seen, mask in zip(two, (0xFFFF, 0xFFFF0000), strict=True)
-            )
-            T.buffer_store(masks, low | high, [i])
-        for own in range(block.own_groups):
-            group = own * WARPS + self.warp
-            with T.If(group < block.groups), T.Then():
-                d = (group * EIGHT + self.column) * block.vector
-                self._load_values(at, d, masks, (number * block.own_groups + own) * block.value_words)
-
-    def _add_page(self, page: Any, number: int, to: Record) -> None:
-        """Products of the weights of a page with its V, which registers of this number have."""
+    def _add_values(self, begin: Any, to: Record) -> None:
+        """Products of all weights with the warp's elements of V."""
         block, parts = self.block, self.block.parts
+        fill(to.sums, f32(0))
         a = local((block.tiles * WEIGHT_PARTS * COLUMNS,), "uint32")
-        for t in range(block.tiles):
-            place = t * (CHUNK // PAGE) + page
-            self._load_words(self.weights, place, WEIGHT_PARTS, a, t * WEIGHT_PARTS * COLUMNS)
-        for own in range(block.own_groups):
-            with T.If(own * WARPS + self.warp < block.groups), T.Then():
-                words = (number * block.own_groups + own) * block.value_words
-                for i, j in products(WEIGHT_PARTS, parts):
-                    for v in range(block.vector):
-                        for t in range(block.tiles):
-                            sum_at = ((own * block.vector + v) * block.tiles + t) * 4
-                            value = self.values[words + (v * parts + j) * 2]
-                            mma(to.sums[sum_at], a[(t * WEIGHT_PARTS + i) * COLUMNS], value)
+        b = local((block.vector * parts * 2,), "uint32")
+        masks = local((2,), "uint32")
+        with T.serial(0, CHUNK // PAGE, unroll=block.unroll) as page:
+            first = begin + page * PAGE
+            at = Token(self.kv, self._page(first), self.group, self.quarter * 4, block.size)
+            for i in range(2):
+                two = [self._anybody(first + self.quarter * 4 + i * 2 + j) for j in range(2)]
+                low, high = (
+                    T.Select(seen, u32(mask), u32(0)) for seen, mask in zip(two, (0xFFFF, 0xFFFF0000), strict=True)
+                )
+                T.buffer_store(masks, low | high, [i])
+            for t in range(block.tiles):
+                place = t * (CHUNK // PAGE) + page
+                self._load_words(self.weights, place, WEIGHT_PARTS, a, t * WEIGHT_PARTS * COLUMNS)
+            for own in range(block.own_groups):
+                group = own * WARPS + self.warp
+                with T.If(group < block.groups), T.Then():
+                    self._load_values(at, (group * EIGHT + self.column) * block.vector, masks, b)
+                    for i, j in products(WEIGHT_PARTS, parts):
+                        for v in range(block.vector):
+                            for t in range(block.tiles):
+                                sum_at = ((own * block.vector + v) * block.tiles + t) * 4
+                                mma(to.sums[sum_at], a[(t * WEIGHT_PARTS + i) * COLUMNS], b[(v * parts + j) * 2])
 
     def _anybody(self, slot: Any) -> Any:
         """Whether a query of the block might see a slot."""
         return tirx.all(slot <= self.end, slot >= self.begin, *self.sequence.outside_hole(slot))
 
-    def _load_values(self, at: Token, d: Any, masks: Any, first: int) -> None:
-        """Neighbouring elements of V of four slots, by parts, into values[first:]; zeros for what nobody sees."""
-        block, b = self.block, self.values
+    def _load_values(self, at: Token, d: Any, masks: Any, b: Any) -> None:
+        """Neighbouring elements of V of four slots, words of each part, into b; zeros for what nobody sees."""
+        block = self.block
 
         def load() -> None:
             for i in range(2):
                 for v, words in enumerate(self.pages.value_words(at.of(at.place + 2 * i), d, block.vector)):
                     for part, word in enumerate(words):
-                        T.buffer_store(b, word & masks[i], [first + (v * block.parts + part) * 2 + i])
+                        T.buffer_store(b, word & masks[i], [(v * block.parts + part) * 2 + i])
 
         if block.size % (EIGHT * block.vector) == 0:
             load()
@@ -360,8 +325,8 @@ class Attending:
             with T.Then():
                 load()
             with T.Else():
-                for i in range(block.value_words):
-                    T.buffer_store(b, u32(0), [first + i])
+                for i in range(2 * block.vector * block.parts):
+                    T.buffer_store(b, u32(0), [i])
 
     def each_sum(self, body: Callable[[int, Any, Any, Any], None]) -> None:
         """body(which of the thread's sums, query of the block, its row, element) for those of somebody's queries."""

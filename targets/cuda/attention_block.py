@@ -18,7 +18,6 @@ EIGHT = 8  # columns of one product
 WARP_PAGES = CHUNK // PAGE // WARPS  # that a warp scores
 MOST_TILES = 4
 WEIGHT_PARTS = 2  # of bfloat16 that a weight goes in: one would be wrong by 1/512
-HELD = 64  # registers of a thread for what it has read of K, and of V
 MOST_SUMS = 64  # registers of a thread for the sums of a chunk, where there are several tiles
 
 
@@ -47,25 +46,9 @@ class Block:
         return -(-self.size // K)
 
     @property
-    def steps_held(self) -> int:
-        """Products whose K a thread reads at once: where there is one tile, as many as registers are for."""
-        return min(self.steps, max(1, HELD // (WARP_PAGES * 2 * HALVES * self.parts))) if self.tiles == 1 else 1
-
-    @property
-    def value_words(self) -> int:
-        """Of V, that a thread has of a page's elements of one group."""
-        return 2 * self.vector * self.parts
-
-    @property
-    def pages_held(self) -> int:
-        """Pages whose V a thread reads at once, likewise: they are as many times a chunk's."""
-        most = HELD // (self.own_groups * self.value_words) if self.tiles == 1 else 1
-        return next(count for count in (8, 4, 2, 1) if count <= max(most, 1))
-
-    @property
-    def values_held(self) -> bool:
-        """Whether that is a chunk's V whole."""
-        return self.tiles == 1 and self.pages_held == CHUNK // PAGE
+    def unroll(self) -> bool | None:
+        """Of loops over loads and products: of one tile there are few, so that many may be under way at once."""
+        return None if self.tiles == 1 else False
 
     @property
     def vector(self) -> int:
