@@ -10,6 +10,8 @@ loops are masks. What is checked on the way, each a `Fault`:
   in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
 - a shuffle from a lane that is masked off
 - a read of what is still being copied, and a copy that nobody waits for
+- a write, or a read of what another launch wrote, before a launch has waited for those in front of it
+- products of four warps whose operands are not ready or change, or that nobody waits for (group_products.py)
 
 A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads,
 so whatever order they ran in would show as a race and nothing else.
@@ -20,7 +22,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,99 +34,9 @@ from llmc.targets.cuda.target import WARP
 sys.path.insert(0, str(Path(__file__).parent))
 import tensor_cores
 from group_products import NAMES, GroupProducts
+from thread_memory import Copies, Fault, Memory
 
 Array = np.ndarray[Any, Any]
-NOBODY, MANY = -1, -2
-OF_WARP = -3  # and below: threads of warp 0 and so on, before a barrier of that warp
-
-
-def _others(touched: Array, thread: Array) -> Array:
-    """Where somebody has touched an element who is neither the thread nor, before a barrier, of its warp."""
-    return (touched != NOBODY) & (touched != thread) & (touched != OF_WARP - thread // WARP)
-
-
-class Fault(AssertionError):
-    """What is wrong with a kernel."""
-
-
-class _Memory:
-    """A buffer of a launch, in one or more copies, and who touched each element since the last barrier.
-
-    `written`: which elements somebody has written, in this launch or before; None if all are.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: Array | None) -> None:
-        self.name, self.shape, self.data, self.scope = name, shape, data, scope  # data: (spaces, elements)
-        self.written = written
-        if scope != "local":
-            self.reader, self.writer = (np.full(data.shape, NOBODY, np.int64) for _ in range(2))
-        if scope == "shared":
-            self.warp = np.full(data.shape, NOBODY, np.int64)  # of those who read
-
-    def forget(self, spaces: Array) -> None:
-        """A barrier of these copies."""
-        if self.scope != "local":
-            self.reader[spaces], self.writer[spaces] = NOBODY, NOBODY
-
-    def forget_warps(self, warps: Array) -> None:
-        """A barrier of each of these warps: for its own threads what they did before is past."""
-        read = (self.reader != NOBODY) & np.isin(self.warp, warps)
-        self.reader[read] = OF_WARP - self.warp[read]
-        written = (self.writer >= 0) & np.isin(self.writer // WARP, warps)
-        self.writer[written] = OF_WARP - self.writer[written] // WARP
-
-    def begin_again(self, spaces: Array) -> None:
-        """Where a loop comes back to the same shared memory: nothing is written, but who touched it is known."""
-        assert self.written is not None
-        self.written[spaces] = False
-
-    def read(self, space: Array, at: Array, thread: Array) -> Array:
-        if self.written is not None and not self.written[space, at].all():
-            raise Fault(f"{self.name}: read before it is written")
-        if self.scope != "local":
-            writer = self.writer[space, at]
-            if _others(writer, thread).any():
-                raise Fault(f"{self.name}: read in a race with a write of another thread")
-            before = self.reader[space, at]
-            self.reader[space, at] = np.where(_others(before, thread), MANY, thread)
-            shared = self.reader[space, at] != thread
-            self.reader[space[shared], at[shared]] = MANY
-        if self.scope == "shared":
-            warp, of = thread // WARP, self.warp[space, at]
-            of = np.where(before == NOBODY, NOBODY, of)
-            self.warp[space, at] = warp
-            several = (self.warp[space, at] != warp) | ((of != NOBODY) & (of != warp))
-            self.warp[space[several], at[several]] = MANY
-        values: Array = self.data[space, at]
-        return values
-
-    def write(self, space: Array, at: Array, thread: Array, values: Array, written: bool = True) -> None:
-        """Values by a thread each; `written` False: they are not there yet."""
-        if self.scope != "local":
-            reader, writer = self.reader[space, at], self.writer[space, at]
-            self.writer[space, at] = thread
-            others = _others(reader, thread) | _others(writer, thread)
-            if others.any() or (self.writer[space, at] != thread).any():
-                raise Fault(f"{self.name}: written in a race with another thread")
-        self.data[space, at] = values
-        if self.written is not None:
-            self.written[space, at] = written
-
-
-@dataclass
-class _Copies:
-    """What threads have begun to copy: of each, the group of its thread's copies that it belongs to."""
-
-    memory: _Memory
-    place: tuple[Array, Array, Array]  # space, element, thread
-    group: Array
-
-    def arrive(self, done: Array) -> _Copies:
-        """Some of them are there; gives the others."""
-        space, at, thread = (part[done] for part in self.place)
-        assert self.memory.written is not None
-        self.memory.written[space, at], self.memory.writer[space, at] = True, thread
-        return _Copies(self.memory, tuple(part[~done] for part in self.place), self.group[~done])  # type: ignore[arg-type]
 
 
 def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
@@ -193,10 +104,10 @@ class _Launch:
         for tag, place in zip(order, places, strict=True):
             self.values[extents[tag][0]] = place.astype(str(extents[tag][0].ty.dtype))
         self.memory = {
-            buffer: _Memory(str(buffer.name), shape, data, "global", written)
+            buffer: Memory(str(buffer.name), shape, data, "global", written)
             for buffer, (shape, data, written) in buffers.items()
         }
-        self.copies: list[_Copies] = []
+        self.copies: list[Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
@@ -232,7 +143,7 @@ class _Launch:
         data = np.zeros((spaces, math.prod(shape)), str(buffer.dtype))
         if data.dtype.kind == "f":
             data[...] = np.nan
-        self.memory[buffer] = _Memory(str(buffer.name), shape, data, scope, np.zeros(data.shape, bool))
+        self.memory[buffer] = Memory(str(buffer.name), shape, data, scope, np.zeros(data.shape, bool))
 
     def _run_Bind(self, stmt: Any, mask: Array) -> None:
         self.values[stmt.var] = self.value(stmt.value, mask)
@@ -312,7 +223,7 @@ class _Launch:
             raise Fault("some threads do not wait for the launches before")
         self.waited = True
 
-    def _touch(self, memory: _Memory, written: bool) -> None:
+    def _touch(self, memory: Memory, written: bool) -> None:
         """What launches before may still be at work on: all that is written, and what they wrote for this one."""
         if memory.scope == "global" and not self.waited and (written or memory.written is not None):
             raise Fault(f"{memory.name}: touched before the launches before have ended")
@@ -341,7 +252,7 @@ class _Launch:
             values = np.zeros(len(inside), np.uint32)
             values[inside] = np.ascontiguousarray(given.read(*(part[inside] for part in source))).view(np.uint32)
             to.write(*place, values, written=False)
-            self.copies.append(_Copies(to, place, self.groups[place[2]].copy()))
+            self.copies.append(Copies(to, place, self.groups[place[2]].copy()))
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""
@@ -351,7 +262,7 @@ class _Launch:
             left.append(each.arrive(mask[thread] & (each.group < self.groups[thread] - groups)))
         self.copies = [each for each in left if len(each.group)]
 
-    def _pointed(self, pointer: Any, words: int, mask: Array) -> tuple[_Memory, list[tuple[Array, Array, Array]]]:
+    def _pointed(self, pointer: Any, words: int, mask: Array) -> tuple[Memory, list[tuple[Array, Array, Array]]]:
         """The buffer behind an address, and (copy, element, thread) of each word from there on."""
         target = pointer.args[0]
         memory = self.memory[target.source]
@@ -365,7 +276,7 @@ class _Launch:
         if (warps.any(1) != warps.all(1)).any():
             raise Fault(f"{what} that only some threads of a warp reach")
 
-    def _places(self, memory: _Memory, indices: Any, mask: Array) -> tuple[Array, Array, Array, Array]:
+    def _places(self, memory: Memory, indices: Any, mask: Array) -> tuple[Array, Array, Array, Array]:
         """(copy, elements (n, lanes), thread) of the threads of the mask, and which these are."""
         at = np.zeros((self.count, 1), np.int64)
         for index, size in zip(indices, memory.shape, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensor_cores
+from thread_memory import Fault
 
 Array = np.ndarray[Any, Any]
 Place = tuple[Array, Array, Array]  # space, element, thread
@@ -16,10 +17,6 @@ NAMES = (
     "llmc_group_mma_", "llmc_begin_group_products<", "llmc_commit_group_products", "llmc_wait_group_products",
     "llmc_share_with_tensor_cores",
 )  # fmt: skip
-
-
-class GroupFault(AssertionError):
-    """What a device would do wrong, or in another way each time."""
 
 
 @dataclass
@@ -38,7 +35,7 @@ class _Product:
             if group < last and any(
                 (memory.read(*place) != value).any() for place, value in zip(places, values, strict=True)
             ):
-                raise GroupFault(f"{memory.name}: weights of a product were overwritten before anybody waited for it")
+                raise Fault(f"{memory.name}: weights of a product were overwritten before anybody waited for it")
         self.weights = [each for each in self.weights if each[0] >= last]
 
     def arrive(self) -> None:
@@ -72,7 +69,7 @@ class GroupProducts:
 
     def _multiply(self, rows: int, args: Any) -> None:
         if not self.begun or not self.shared:
-            raise GroupFault("a product of four warps before registers, or shared memory, were said to be ready")
+            raise Fault("a product of four warps before registers, or shared memory, were said to be ready")
         memory, places = self.pointed(args[0], rows // 2)
         weights, weight_places = self.pointed(args[1], 4)
         shared, first = self.pointed(args[2], 1)
@@ -85,7 +82,7 @@ class GroupProducts:
         else:
             sums = np.zeros((rows // 2, len(places[0][2])), np.float32)
         if before is not None and not self.number(args[4])[0]:
-            raise GroupFault("sums from zero, while others are on their way to the same place")
+            raise Fault("sums from zero, while others are on their way to the same place")
         a = np.stack([weights.read(*place) for place in weight_places])
         space, at, thread = first[0]
         step = int(self.number(args[3])[0]) // 4
@@ -93,7 +90,7 @@ class GroupProducts:
         for n in range(rows // 8):
             own = [at + n * step + word * LANES + thread % LANES for word in range(2)]
             if any((each >= shared.data.shape[1]).any() for each in own):
-                raise GroupFault(f"{shared.name}: tensor cores read behind its end")
+                raise Fault(f"{shared.name}: tensor cores read behind its end")
             b = np.stack([shared.read(space, each, thread) for each in own])
             found.append(tensor_cores.product(sums[4 * n : 4 * n + 4], a, b))
         for place in places:  # nobody may read them yet
