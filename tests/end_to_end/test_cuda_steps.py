@@ -85,7 +85,6 @@ def test_kernels_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "rows.json").read_text())) == count > 20
 
 
-@pytest.mark.thorough
 def test_encoders_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
     """Translations are the CPU's, of steps as they are and of captured ones. So are vectors of texts."""
     folder = tmp_path / "source"

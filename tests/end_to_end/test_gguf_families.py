@@ -19,15 +19,11 @@ from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
 from reference import saved_reference
 
-EVERY_RUN = list(CASES)[::2]  # half of them; `make test-all` has all
-
-
 def test_every_architecture_has_a_case() -> None:
     tested = {kind for kind, _, _ in (*CASES.values(), *TRANSLATORS.values())} | set(ENCODERS.values())
     assert tested == set(ARCHITECTURES)
 
 
-@pytest.mark.thorough_if(case=lambda case: case not in EVERY_RUN)
 @pytest.mark.parametrize("case", CASES)
 def test_architecture(case: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     kind, model_type, config = CASES[case]
