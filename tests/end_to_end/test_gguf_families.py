@@ -19,6 +19,7 @@ from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
 from reference import saved_reference
 
+
 def test_every_architecture_has_a_case() -> None:
     tested = {kind for kind, _, _ in (*CASES.values(), *TRANSLATORS.values())} | set(ENCODERS.values())
     assert tested == set(ARCHITECTURES)
