@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import shapes
+from torch_here import torch_here
 
 from llmc.runtime import load
 from llmc.runtime.cuda.device import the_device
@@ -87,11 +88,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="these shapes, by name")
     parser.add_argument("--top", type=int, default=TOP, help="kernels that are shown")
     options = parser.parse_args()
-    try:
-        import torch
-    except ImportError:
-        torch = None  # type: ignore[assignment]
-    if torch is None or not torch.cuda.is_available():
+    if torch_here() is None:
         print("no PyTorch that sees the GPU: no kernels are timed")
         return 0
     rows: list[Row] = []

@@ -5,8 +5,8 @@
 #   tests/gpu/run_all.sh [PACK [OUT]]      build/gpu and build/gpu-results unless given
 #
 # CHECKS and TIMES may hold options for check_models.py and time_models.py.
-# Kernels against their meaning, what goes by NCCL, models against the CPU, then times, PyTorch's beside them. One table on the screen; OUT has
-# it, and the JSON of each part. Ends with 1 if something differs.
+# Kernels against their meaning, what goes by NCCL, models against the CPU, then times, PyTorch's beside them. One table
+# on the screen; OUT has it, and the JSON of each part. Ends with 1 if something differs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 pack=${1:-build/gpu}

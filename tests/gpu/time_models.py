@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import shapes
+from torch_here import torch_here
 
 from llmc.runtime import load
 from llmc.runtime.cuda.cudart import ON_DEVICE
@@ -67,11 +68,8 @@ def bandwidth(nbytes: int) -> float:
 
 def bf16_rate() -> float | None:
     """Tflop/s of PyTorch's bfloat16 products; None without PyTorch or a device that it can use."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    if not torch.cuda.is_available():
+    torch = torch_here()
+    if torch is None:
         return None
     size = 8192
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import shapes
+from torch_here import torch_here
 
 PROMPT, CONTEXT, STEPS = 2048, 192, 48
 BATCHES = (1, 8, 32)
@@ -126,11 +127,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
-    try:
-        import torch
-    except ImportError:
-        torch = None  # type: ignore[assignment]
-    if torch is None or not torch.cuda.is_available():
+    torch = torch_here()
+    if torch is None:
         print("no PyTorch that sees the GPU")
         return 0
     with torch.no_grad():
