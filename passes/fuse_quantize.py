@@ -30,7 +30,7 @@ class _Fuse(relax.PyExprMutator):
         self.gone: set[Any] = set()  # variables that nobody reads then
         self.parts: dict[
             Any, tuple[Any, int]
-        ] = {}  # codes, scales and sums -> the fused op, and where they begin in it
+        ] = {}  # codes, scales, sums and starts -> the fused op, and where they begin in it
         for function in module.functions.values():
             if isinstance(function, relax.Function):
                 self._plan(function)

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import FORMATS, GROUP
+from llmc.compiler.formats import FORMATS, GROUP, BlockFormat
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.fuse_linears import Choose
 from llmc.passes.matrices import MULTIPLYING, sources
@@ -72,6 +72,8 @@ class _Pack(relax.PyExprMutator):
             return ops.call(f"bf16_{name}", [emit(ops.call("round_rows", [x], {})), *rest], attrs)
         if activation == "i8" and not self.exact:
             parts = emit(ops.call("quantize_rows", [x], {}))
-            codes = [emit(relax.TupleGetItem(parts, i)) for i in range(3)]
-            return ops.call(f"i8_{name}", [*codes, *rest], attrs)
+            format = FORMATS[str(attrs["format"])]
+            assert isinstance(format, BlockFormat), format.name
+            read = format.left(range(4))
+            return ops.call(f"i8_{name}", [*(emit(relax.TupleGetItem(parts, i)) for i in read), *rest], attrs)
         return ops.call(f"packed_{name}", [x, *rest], attrs)

@@ -12,26 +12,31 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, SUM_BLOCK, TILE, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets import tiles
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
+from llmc.targets.rounding import QUANTIZED
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, f32, fma, i32, splat
+from llmc.targets.vector import dot4, f32, fma, i32, registers, splat
 
 _MANY_ROWS = 6  # of a group: measured
 
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """codes (M, P/4), scales (M, P/32), sums (M, 3 P/32), packed weight (T, words) -> (M, width)."""
+    """codes (M, P/4), scales (M, P/32), sums or starts (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     format = _format(attrs)
     body = i8_body(target, format, int(shapes[0][1]) * 4)
     tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
-    dtypes = ["int32", "float32", "float32", "int32"]
     usual, more = _group(target, format)
-    return template(target, dtypes, shapes, body, more, tiled, usual)
+    return template(target, [*left_types(format), "int32"], shapes, body, more, tiled, usual)
+
+
+def left_types(format: BlockFormat) -> list[str]:
+    """Dtypes of what a product with int8 has on its left."""
+    return format.left(QUANTIZED)
 
 
 def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
@@ -51,7 +56,7 @@ def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
 
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
-    """Buffers (codes, scales, sums, weight) -> the reduction over `columns` of them."""
+    """Buffers (codes, scales, sums or starts, weight) -> the reduction over `columns` of them."""
 
     def body(buffers: list[Any]) -> Reduce:
         *left, weight = buffers
@@ -123,51 +128,74 @@ def _add_block(
     """acc += the products of the columns that share a scale and an offset of the weights.
 
     With d the integer dots of the columns that also share a scale of the activations, s, and t the sum of these:
-    scale * (sum of s * d) + offset * (sum of t). A whole-number offset n goes inside, scale * (s * d - n * t): n * t is
-    the same for all outputs.
+    scale * (sum of s * d) + offset * (sum of t). Dots have a whole-number offset in them.
     """
     format = reader.format
-    codes, scales, sums = left
+    codes, scales, totals = left
     step = min(format.block, BLOCK)  # columns whose dots may be summed as integers
     parts = [(chunk * (CHUNK // step) + block * (format.block // step)) + i for i in range(format.block // step)]
     finer = reader.columns // BLOCK if step == SUM_BLOCK else 0  # the sums of 16 come after those of 32
     scale = reader.scale(chunk, block)
-    offset = reader.offset(chunk, block, scale)
-    dots = [_dots(reader, codes, part * (step // 4), step // 4, words, row, rows) for part in parts]
+    offset = None if format.whole else reader.offset(chunk, block, scale)
+
+    def start(r: int, part: Any) -> Any:
+        return _start(reader, totals[row + r, finer + part]) if format.whole else splat(i32(0))
+
+    dots = [
+        _dots(reader, codes, part * (step // 4), step // 4, words, row, [start(r, part) for r in range(rows)])
+        for part in parts
+    ]
     for r in range(rows):
-        total, *others = (splat(sums[row + r, finer + part]) for part in parts)
-        total = sum(others, total)
-        inner = total * splat(f32(-format.offset)) if isinstance(format.offset, int) else None
+        inner = None
         for part, dot in zip(parts, dots, strict=True):
             left_scale = splat(scales[row + r, T.floordiv(part * step, BLOCK)])
             product = T.cast(get(dot, r), "float32x16")
             inner = product * left_scale if inner is None else fma(product, left_scale, inner)
         put(acc, r, fma(scale, inner, get(acc, r)))
-        if not isinstance(format.offset, int):
-            put(acc, r, fma(offset, total, get(acc, r)))
+        if offset is not None:
+            total, *others = (splat(totals[row + r, finer + part]) for part in parts)
+            put(acc, r, fma(offset, sum(others, total), get(acc, r)))
 
 
-def _dots(reader: Tile, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int) -> Any:
-    """Integer dots of `groups` groups of four columns from group `start` on: one int32 register a row."""
+def _start(reader: Tile, stored: Any) -> Any:
+    """Where a dot begins whose bytes stand for themselves less `reader.zero`, from what quantize_rows gives for 128."""
+    zero = reader.zero
+    part = (
+        zero & -zero
+    )  # the power of two in it; to divide by MIDDLE / part is exact, for starts are multiples of MIDDLE
+    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
+    if less:
+        start = T.shift_right(start, splat(i32(less)))
+    return start if zero == part else start * splat(i32(zero // part))
+
+
+def _dots(reader: Tile, codes: Any, first: Any, groups: int, words: Iterator[Any], row: Any, starts: list[Any]) -> Any:
+    """Integer dots of `groups` groups of four columns from group `first` on, and `starts`: one int32 register a row."""
+    rows = len(starts)
+    dots = registers((rows * TILE,), "int32")
+    for r, start in enumerate(starts):
+        put(dots, r, start)
     if rows == tiles.ROWS:
-        return tiles.dots(codes, row, start, list(islice(words, groups)))
-    target, top = reader.target, _top(reader.format)
+        products = tiles.dots(codes, row, first, list(islice(words, groups)))
+        for r in range(rows):
+            put(dots, r, get(dots, r) + get(products, r))
+        return dots
+    target, top = reader.target, _top(reader)
     run = sums_of_pairs(target, top)
     if run > 1:
-        return _dots_of_pairs(target, codes, start, groups, words, row, rows, run)
-    dots = zeros(rows, "int32")
+        _add_pairs(target, dots, codes, first, groups, words, row, rows, run)
+        return dots
     for group in range(groups):
         word = next(words)
         for r in range(rows):
-            put(dots, r, dot4(target, get(dots, r), word, codes[row + r, start + group], wide=top > 127))
+            put(dots, r, dot4(target, get(dots, r), word, codes[row + r, first + group], wide=top > 127))
     return dots
 
 
-def _dots_of_pairs(
-    target: Target, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int, run: int
-) -> Any:
-    """`_dots` with sums of `run` groups in 16 bits before they are widened."""
-    dots = zeros(rows, "int32")
+def _add_pairs(
+    target: Target, dots: Any, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int, run: int
+) -> None:
+    """dots += what `_dots` is about, with sums of `run` groups in 16 bits before they are widened."""
     for first in range(0, groups, run):
         sums = zeros(rows, "int32")
         for group in range(first, min(first + run, groups)):
@@ -176,12 +204,11 @@ def _dots_of_pairs(
                 put(sums, r, add_pairs(target, get(sums, r), word, codes[row + r, start + group]))
         for r in range(rows):
             put(dots, r, get(dots, r) + pairs_added(target, get(sums, r)))
-    return dots
 
 
-def _top(format: BlockFormat) -> int:
-    """The greatest value byte."""
-    return format.top if format.values is None else int(format.values.max())
+def _top(reader: Tile) -> int:
+    """The greatest byte."""
+    return reader.format.top if reader.table is None else int(reader.table.max())
 
 
 def _finish(reader: Tile, acc: Any, rows: int) -> Any:

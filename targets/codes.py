@@ -11,13 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import TILE, BlockFormat
+from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, places
 from llmc.targets.narrow import base_of, digits
 from llmc.targets.target import Target
-from llmc.targets.vector import f32, held, i32, lanes, lookup, permutes_bytes, prefetch, splat, widen_f16
+from llmc.targets.vector import (
+    dots_any_bytes,
+    f32,
+    held,
+    i32,
+    lanes,
+    lookup,
+    permutes_bytes,
+    prefetch,
+    splat,
+    widen_f16,
+)
 
 CHUNK = 64  # columns of a step of the reduction
 
@@ -31,6 +43,27 @@ class Tile:
     weight: Any
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
+
+    @property
+    def table(self) -> NDArray[np.uint8] | None:
+        """What codes are looked up in, (entries,) or (entries, 2); None: they are taken as they are."""
+        format = self.format
+        if not self._centred:
+            return format.values
+        values = np.arange(format.top + 1) if format.values is None else format.values.astype(np.int64)
+        return (values - int(format.offset) + MIDDLE).astype(np.uint8)
+
+    @property
+    def zero(self) -> int:
+        """The byte that stands for a weight of zero, where the format's offset is a whole number."""
+        return MIDDLE if self._centred else int(self.format.offset)
+
+    @property
+    def _centred(self) -> bool:
+        """Whether a look-up, which costs no more than clearing the bits of others does, puts zero in the middle."""
+        bits = self.format.planes
+        looked_up = self.format.values is not None or (len(bits) == 1 and bits[0] < 8)
+        return self.format.whole and looked_up and permutes_bytes(self.target) and dots_any_bytes(self.target)
 
     def begin(self) -> None:
         """Ask for what reading a tile leaves out: it begins behind the head, so as much of the stream is skipped."""
@@ -57,7 +90,7 @@ class Tile:
         units = CHUNK // self.format.unit
         words = sum(self.format.planes) * TILE
         start = self._at(chunk, (self._inside(chunk, units) + unit) * words)
-        exact = self.format.values is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
+        exact = self.table is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
         out: list[Any] = [None] * GROUPS
         shift = 0
         for bits in self.format.planes:
@@ -79,7 +112,7 @@ class Tile:
 
         Emitted as they are asked for, so that few are alive at a time.
         """
-        table = self.format.values
+        table = self.table
         base = 0 if table is None or permutes_bytes(self.target) else base_of(self.target, table)
         for unit in range(CHUNK // self.format.unit):
             for code in self.codes(chunk, unit):
@@ -107,8 +140,8 @@ class Tile:
     def offset(self, chunk: Any, block: int, scale: Any) -> Any:
         """float32x16 offsets of the chunk's block, whose scale is given."""
         format = self.format
-        if isinstance(format.offset, int):
-            return scale * splat(f32(-format.offset))
+        if format.whole:
+            return scale * splat(f32(-self.zero))
         if format.scale == "super":
             minimum = self._halves(self._super(chunk, 1)) * splat(f32(-1))
             return minimum * self._sub(chunk, block, 1)

@@ -108,7 +108,7 @@ def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
 def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
     """The left operands' columns of each pair's slice, as if they were all there is.
 
-    Sums of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
+    Totals of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
     """
     words = _Picked(left[0], pairs, columns // PER_WORD[kind])
     if kind != "i8":
@@ -116,11 +116,11 @@ def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int
     packing = FORMATS[format]
     assert isinstance(packing, BlockFormat)
     blocks = columns // BLOCK
-    if packing.block == SUM_BLOCK:  # the reduction asks for sums of 16, which it expects after its own slice's of 32
-        sums = _Picked(left[2], pairs, columns // SUM_BLOCK, (used - 1) * blocks)
+    if packing.block == SUM_BLOCK:  # the reduction asks for totals of 16, which it expects after its own slice's of 32
+        totals = _Picked(left[2], pairs, columns // SUM_BLOCK, (used - 1) * blocks)
     else:
-        sums = _Picked(left[2], pairs, blocks)
-    return [words, _Picked(left[1], pairs, blocks), sums]
+        totals = _Picked(left[2], pairs, blocks)
+    return [words, _Picked(left[1], pairs, blocks), totals]
 
 
 def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:

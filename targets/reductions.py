@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
-from llmc.targets.block_linear import i8_body, packed_body
+from llmc.targets.block_linear import i8_body, left_types, packed_body
 from llmc.targets.linear import Reduce, bf16_body, f32_body
 from llmc.targets.target import Target
 
@@ -26,7 +26,7 @@ def reduction(kind: str, target: Target, format: str, columns: int) -> tuple[lis
         return ["float32", "float32"], f32_body(columns)
     if kind == "packed":
         return ["float32", "int32"], packed_body(target, packing, columns)
-    return ["int32", "float32", "float32", "int32"], i8_body(target, packing, columns)
+    return [*left_types(packing), "int32"], i8_body(target, packing, columns)
 
 
 class Columns:
@@ -43,7 +43,7 @@ class Columns:
 def sliced(left: list[Any], kind: str, format: str, at: Any, step: int, count: int, columns: int) -> list[Any]:
     """The left operands of slice `at` of `count` slices of `step` columns each, of which the first `columns` matter.
 
-    Sums of codes are those of blocks of 32 columns and, after these for all slices, of 16.
+    Totals of codes are those of blocks of 32 columns and, after these for all slices, of 16.
     """
     words = Columns(left[0], at * (step // PER_WORD[kind]))
     if kind != "i8":
@@ -51,8 +51,8 @@ def sliced(left: list[Any], kind: str, format: str, at: Any, step: int, count: i
     packing = FORMATS[format]
     assert isinstance(packing, BlockFormat)
     blocks = step // BLOCK
-    if packing.block == SUM_BLOCK:  # asked for behind the sums of 32 that a slice by itself would have
-        sums = Columns(left[2], at * (step // SUM_BLOCK) + (count * blocks - columns // BLOCK))
+    if packing.block == SUM_BLOCK:  # asked for behind the totals of 32 that a slice by itself would have
+        totals = Columns(left[2], at * (step // SUM_BLOCK) + (count * blocks - columns // BLOCK))
     else:
-        sums = Columns(left[2], at * blocks)
-    return [words, Columns(left[1], at * blocks), sums]
+        totals = Columns(left[2], at * blocks)
+    return [words, Columns(left[1], at * blocks), totals]

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import BLOCK, GROUP, ceil_to
+from llmc.compiler.formats import BLOCK, GROUP, MIDDLE, ceil_to
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import (
@@ -43,7 +43,7 @@ def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 
 
 def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), scale * sums of codes (M, 3 K64/32)."""
+    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), sums and starts (M, 3 K64/32)."""
     width = int(shapes[0][1])
 
     def body(buffers: list[Any], row: Any) -> None:
@@ -53,15 +53,15 @@ def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
     return kernel(["float32", *QUANTIZED], shapes, body)
 
 
-QUANTIZED = ("int32", "float32", "float32")  # dtypes of codes, scales and sums
+QUANTIZED = ("int32", "float32", "float32", "int32")  # dtypes of codes, scales, sums and starts
 
 
 def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized: list[Any]) -> None:
-    """Write a row of quantize_rows' results (codes, scales, sums); `sixteen(c)` gives the numbers from column c on.
+    """Write a row of quantize_rows' results; `sixteen(c)` gives the numbers from column c on.
 
     It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
     """
-    codes, scales, sums = quantized
+    codes, scales, sums, starts = quantized
     blocks = ceil_to(width, GROUP) // BLOCK
     with T.serial(0, blocks) as block:
         halves = [held(sixteen(block * BLOCK + at)) for at in range(0, BLOCK, LANES)]
@@ -75,6 +75,7 @@ def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized:
         places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
         for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
             T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
+            T.buffer_store(starts, total * i32(-MIDDLE), [row, place])
         for number, words in enumerate(rounded):
             packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
             T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])

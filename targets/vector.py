@@ -111,12 +111,17 @@ def reduce_sum(x: Any) -> Any:
     return tirx.Shuffle([x], [i32(0)]) + tirx.Shuffle([x], [i32(1)])
 
 
+def dots_any_bytes(target: Target) -> bool:
+    """Whether one instruction sums the products of 64 bytes, however great."""
+    return target.has("avx512_vnni") and target.has("avx512f")
+
+
 def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
     """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
 
     `wide`: weights may be above 127.
     """
-    if target.has("avx512_vnni") and target.has("avx512f"):
+    if dots_any_bytes(target):
         return T.call_llvm_pure_intrin(
             "llvm.x86.avx512.vpdpbusd.512", acc, T.reinterpret(weights, dtype="int8x64"),
             T.reinterpret(splat(activations), dtype="int8x64"), dtype="int32x16",

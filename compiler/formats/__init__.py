@@ -6,7 +6,7 @@ search.py choose codes and scales; activations.py is the other side of the produ
 
 from __future__ import annotations
 
-from llmc.compiler.formats.activations import BLOCK, GROUP, SUM_BLOCK, quantize_rows
+from llmc.compiler.formats.activations import BLOCK, GROUP, MIDDLE, SUM_BLOCK, quantize_rows
 from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize, join
 from llmc.compiler.formats.layout import decode, encode
 from llmc.compiler.formats.plain import TILE, PlainFormat, ceil_to, from_bf16, to_bf16
@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK",
     "FORMATS",
     "GROUP",
+    "MIDDLE",
     "OFFERED",
     "SUM_BLOCK",
     "TILE",

@@ -10,9 +10,9 @@ Letters: N = output rows, K = input columns padded to whole records, B = K / blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,16 @@ class BlockFormat:
         return len(self.values) - 1 if self.values is not None else (1 << sum(self.planes)) - 1
 
     @property
+    def whole(self) -> bool:
+        """Whether its offset is a whole number, so that dots with int8 have it in them."""
+        return isinstance(self.offset, int)
+
+    def left(self, quantized: Sequence[Any]) -> list[Any]:
+        """Of quantize_rows' results those that a product with this format reads: codes, scales, and sums or starts."""
+        codes, scales, sums, starts = quantized
+        return [codes, scales, starts if self.whole else sums]
+
+    @property
     def code_words(self) -> int:
         """int32 words of codes in a record: 16 words a bit of a unit."""
         return self.columns // self.unit * sum(self.planes) * TILE
@@ -95,7 +105,7 @@ class BlockFormat:
         if self.scale == "row":
             return 0
         if self.scale == "f16":
-            return blocks * TILE * 2 * (1 if isinstance(self.offset, int) else 2)
+            return blocks * TILE * 2 * (1 if self.whole else 2)
         subs = blocks * TILE * (2 if self.offset == "minimum" and self.sub_bits == 8 else 1)
         return subs + TILE * 2 * (2 if self.offset == "minimum" else 1)
 

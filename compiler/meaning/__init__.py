@@ -235,14 +235,14 @@ def bf16_linear(x: I32, weight: NDArray[Any], format: str, width: int) -> F32:
     return rounded @ FORMATS[format].unpack(weight, width, rounded.shape[1]).T
 
 
-def quantize_rows(x: F32) -> tuple[I32, F32, F32]:
-    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), scaled sums (M, 3 K64/32)."""
-    codes, scales, sums = _quantize_rows(x)
-    return codes.view(np.int32), scales, sums
+def quantize_rows(x: F32) -> tuple[I32, F32, F32, I32]:
+    """(M, K) -> codes (M, K64/4) as int32 words, scales (M, K64/32), sums and starts (M, 3 K64/32)."""
+    codes, scales, sums, starts = _quantize_rows(x)
+    return codes.view(np.int32), scales, sums, starts
 
 
-def i8_linear(codes: I32, scales: F32, sums: F32, weight: NDArray[Any], format: str, width: int) -> F32:
-    """codes * scales (M, K64), packed (N = width, K) -> (M, N); `sums` saves the kernel the offset's work."""
+def i8_linear(codes: I32, scales: F32, totals: NDArray[Any], weight: NDArray[Any], format: str, width: int) -> F32:
+    """codes * scales (M, K64), packed (N = width, K) -> (M, N); `totals` save the kernel the offset's work."""
     signed = np.ascontiguousarray(codes).view(np.int8).reshape(codes.shape[0], -1, BLOCK)
     x = (signed * scales[..., None]).reshape(codes.shape[0], -1)
     return x @ FORMATS[format].unpack(weight, width, x.shape[1]).T

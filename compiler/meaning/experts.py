@@ -142,7 +142,7 @@ def bf16_experts_in(x: I32, ids: I32, weight: NDArray[Any], format: str, experts
 
 
 def i8_experts_in(
-    codes: I32, scales: F32, sums: F32, ids: I32, weight: NDArray[Any], format: str, experts: int, width: int
+    codes: I32, scales: F32, totals: NDArray[Any], ids: I32, weight: NDArray[Any], format: str, experts: int, width: int
 ) -> F32:
     """codes * scales (M, C64), (M, U), packed (E F, C) -> (M, U F)."""
     return packed_experts_in(_from_codes(codes, scales), ids, weight, format, experts, width)
@@ -164,7 +164,7 @@ def bf16_experts_out(
 
 
 def i8_experts_out(
-    codes: I32, scales: F32, sums: F32, ids: I32, weights: F32, weight: NDArray[Any],
+    codes: I32, scales: F32, totals: NDArray[Any], ids: I32, weights: F32, weight: NDArray[Any],
     format: str, experts: int, width: int,
 ) -> F32:  # fmt: skip
     """codes * scales (M, U F), F a multiple of 64, (M, U), (M, U), packed (E C, F) -> (M, C)."""

@@ -48,9 +48,10 @@ def bf16_head_linear(x: I32, weight: NDArray[Any], format: str, heads: int, colu
 
 
 def i8_head_linear(
-    codes: I32, scales: F32, sums: F32, weight: NDArray[Any], format: str, heads: int, columns: int, width: int
-) -> F32:
-    """codes * scales (M, H S), packed (H N, K) -> (M, H N); `sums` saves the kernel the offset's work."""
+    codes: I32, scales: F32, totals: NDArray[Any], weight: NDArray[Any],
+    format: str, heads: int, columns: int, width: int,
+) -> F32:  # fmt: skip
+    """codes * scales (M, H S), packed (H N, K) -> (M, H N); `totals` save the kernel the offset's work."""
     signed = np.ascontiguousarray(codes).view(np.int8).reshape(len(codes), -1, BLOCK)
     x = (signed * scales[..., None]).reshape(len(codes), -1)
     return packed_head_linear(x, weight, format, heads, columns, width)

@@ -25,8 +25,8 @@ def quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     rows, columns = shapes[0]
     width = ceil_to(int(columns), GROUP)
     blocks = (rows, width // BLOCK)
-    sums = (rows, width // BLOCK + width // SUM_BLOCK)
-    return [((rows, width // 4), "int32"), (blocks, "float32"), (sums, "float32")]
+    totals = (rows, width // BLOCK + width // SUM_BLOCK)
+    return [((rows, width // 4), "int32"), (blocks, "float32"), (totals, "float32"), (totals, "int32")]
 
 
 def _top_result(shapes: list[Shape], _: dict[str, Attr]) -> Result:
@@ -283,16 +283,18 @@ ROWS = (
         (),
         quantized_rows,
         meaning.quantize_rows,
-        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), scale * sums of codes (M, 3 K64/32)",
+        "x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/32), and of the codes of 32 columns, then of "
+        "16, sums, times the scale, and starts, times -128 (M, 3 K64/32)",
         "compiler/formats/activations.py",
     ),
     Op(
         "i8_linear",
-        ("codes", "scales", "sums", "weight"),
+        ("codes", "scales", "totals", "weight"),
         ("format", "width"),
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.i8_linear,
-        "(codes * scales) (M, K) @ unpack(weight)^T -> (M, N = width)",
+        "(codes * scales) (M, K) @ unpack(weight)^T -> (M, N = width); totals are starts where the format's offset is "
+        "a whole number, else sums",
         "compiler/formats/",
     ),
 )

@@ -32,7 +32,7 @@ def _packed_out(shapes: list[Any], attrs: dict[str, Attr]) -> Result:
 _LEFT = {
     "packed": (("x",), "x float32"),
     "bf16": (("x",), "x bfloat16 pairs (round_rows)"),
-    "i8": (("codes", "scales", "sums"), "x as quantize_rows gives it"),
+    "i8": (("codes", "scales", "totals"), "x as quantize_rows gives it"),
 }
 
 _PLAIN = (

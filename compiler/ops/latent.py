@@ -43,7 +43,7 @@ _PLAIN = (
 _LEFT = {
     "packed": (("x",), "x float32"),
     "bf16": (("x",), "x bfloat16 pairs (round_rows)"),
-    "i8": (("codes", "scales", "sums"), "x as quantize_rows gives it, S and K multiples of 64"),
+    "i8": (("codes", "scales", "totals"), "x as quantize_rows gives it, S and K multiples of 64"),
 }
 
 

@@ -40,7 +40,7 @@ def _op(plain: Op) -> Op:
         plain.attrs,
         _result(plain),
         _meaning(plain),
-        f"{plain.name}, its last result as quantize_rows gives it: codes, scales, sums; K is a multiple of 64",
+        f"{plain.name}, its last result as quantize_rows gives it: codes, scales, sums, starts; K is a multiple of 64",
         f"fusion of {plain.name} and quantize_rows",
     )
 

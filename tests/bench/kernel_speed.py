@@ -24,7 +24,7 @@ from rich.table import Table
 from tvm import tirx
 
 import llmc.targets.target as targets
-from llmc.compiler.formats import BLOCK, FORMATS, OFFERED, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, OFFERED, TILE, BlockFormat
 from llmc.read_speed import read_bytes_per_s
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -83,11 +83,12 @@ class Case:
         rng = np.random.default_rng(1)
         self.codes = rng.integers(-(2**31), 2**31 - 1, (MOST_ROWS, columns // 4), np.int32)
         self.scales = rng.random((MOST_ROWS, blocks), np.float32)
-        self.sums = rng.random((MOST_ROWS, 3 * blocks), np.float32)
+        totals = rng.random((MOST_ROWS, 3 * blocks), np.float32)
+        self.totals = -MIDDLE * (totals * 1000).astype(np.int32) if format.whole else totals
 
     def seconds(self, count: int) -> float:
         """Of one matrix times `count` rows."""
-        left = [tvm.runtime.tensor(array[:count]) for array in (self.codes, self.scales, self.sums)]
+        left = [tvm.runtime.tensor(array[:count]) for array in (self.codes, self.scales, self.totals)]
         out = tvm.runtime.tensor(np.empty((count, self.outputs), np.float32))
         start = time.perf_counter()
         for copy in self.copies:

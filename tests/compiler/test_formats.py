@@ -11,6 +11,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import (
     BLOCK,
     FORMATS,
+    MIDDLE,
     OFFERED,
     SUM_BLOCK,
     BlockFormat,
@@ -210,8 +211,10 @@ def test_bf16_rounds_to_nearest_even_as_torch_does(values: list[float]) -> None:
 @given(rows=st.integers(1, 5), columns=st.integers(1, 130), seed=st.integers(0, 100))
 def test_quantized_activations_stay_within_half_a_step(rows: int, columns: int, seed: int) -> None:
     x = _matrix(rows, columns, seed)
-    codes, scales, sums = quantize_rows(x)
+    codes, scales, sums, starts = quantize_rows(x)
     back = (codes.reshape(rows, -1, BLOCK) * scales[..., None]).reshape(rows, -1)
     assert (np.abs(back[:, :columns] - x) <= _spans(x, 32, "magnitude") * 0.501 / 127).all()
     expected = [back.reshape(rows, -1, size).sum(-1) for size in (BLOCK, SUM_BLOCK)]
     np.testing.assert_allclose(sums, np.concatenate(expected, axis=1), rtol=1e-5, atol=1e-5)
+    whole = [codes.reshape(rows, -1, size).sum(-1, dtype=np.int32) for size in (BLOCK, SUM_BLOCK)]
+    np.testing.assert_array_equal(starts, -MIDDLE * np.concatenate(whole, axis=1))

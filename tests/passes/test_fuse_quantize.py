@@ -20,7 +20,8 @@ def test_a_norm_gives_int8_at_once() -> None:
                 )
                 parts = R.call_dps_packed(
                     "llmc.quantize_rows", (y,),
-                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
+                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                     R.Tensor((n, 6), "int32")],
                 )  # fmt: skip
                 codes = parts[0]
                 scales = parts[1]
@@ -37,7 +38,8 @@ def test_a_norm_gives_int8_at_once() -> None:
             with R.dataflow():
                 y = R.call_dps_packed(
                     "llmc.rms_norm_i8", (x, w, R.prim_value(T.float64(1e-5))),
-                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
+                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                     R.Tensor((n, 6), "int32")],
                 )  # fmt: skip
                 codes = y[0]
                 scales = y[1]
@@ -64,7 +66,8 @@ def test_a_sum_lives_on_beside_its_norm_in_int8() -> None:
                 y = both[1]
                 parts = R.call_dps_packed(
                     "llmc.quantize_rows", (y,),
-                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
+                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                     R.Tensor((n, 6), "int32")],
                 )  # fmt: skip
                 scales = parts[1]
                 z = R.concat((total, scales), axis=1)
@@ -81,7 +84,7 @@ def test_a_sum_lives_on_beside_its_norm_in_int8() -> None:
                     "llmc.add_rms_norm_i8", (x, r, w, R.prim_value(T.float64(1e-5))),
                     [
                         R.Tensor((n, 64), "float32"), R.Tensor((n, 16), "int32"),
-                        R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                        R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"), R.Tensor((n, 6), "int32"),
                     ],
                 )  # fmt: skip
                 total = both[0]
@@ -103,13 +106,15 @@ def test_what_is_read_as_floats_too_or_would_be_padded_stays() -> None:
                 y = R.call_dps_packed("llmc.gated", (x, R.str("silu")), R.Tensor((n, 64), "float32"))
                 parts = R.call_dps_packed(
                     "llmc.quantize_rows", (y,),
-                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
+                    [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                     R.Tensor((n, 6), "int32")],
                 )  # fmt: skip
                 scales = parts[1]
                 short = R.call_dps_packed("llmc.activate", (z, R.str("silu")), R.Tensor((n, 100), "float32"))
                 padded = R.call_dps_packed(
                     "llmc.quantize_rows", (short,),
-                    [R.Tensor((n, 32), "int32"), R.Tensor((n, 4), "float32"), R.Tensor((n, 12), "float32")],
+                    [R.Tensor((n, 32), "int32"), R.Tensor((n, 4), "float32"), R.Tensor((n, 12), "float32"),
+                     R.Tensor((n, 12), "int32")],
                 )  # fmt: skip
                 others = padded[1]
                 all_of_it = R.concat((y, scales, others), axis=1)

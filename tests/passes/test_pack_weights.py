@@ -38,7 +38,8 @@ class TiedQ4:
             )
             parts = R.call_dps_packed(
                 "llmc.quantize_rows", (x,),
-                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32")],
+                [R.Tensor((n, 16), "int32"), R.Tensor((n, 2), "float32"), R.Tensor((n, 6), "float32"),
+                 R.Tensor((n, 6), "int32")],
             )  # fmt: skip
             codes = parts[0]
             scales = parts[1]
@@ -52,6 +53,14 @@ class TiedQ4:
 
 def test_a_tied_table_is_packed_once() -> None:
     tvm.ir.assert_structural_equal(pack_weights(Tied, lambda name: "q4"), TiedQ4)
+
+
+def test_a_whole_offset_has_dots_begin_with_it() -> None:
+    read = {"q4": 2, "q8": 3, "c4": 3}  # of quantize_rows' results: sums or starts
+    for format, place in read.items():
+        text = pack_weights(Tied, lambda name, format=format: format).script()
+        assert f"[{place}]" in text, (format, text)
+        assert f"[{5 - place}]" not in text
 
 
 def test_the_format_is_chosen_by_the_weight_name() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kernel_cases import ROWS, Case, Rng, packed
+from kernel_cases import ROWS, Case, Rng, block_format, packed
 
 from llmc.compiler import meaning
 from llmc.compiler.formats import FORMATS, BlockFormat
@@ -48,9 +48,9 @@ def experts_bias(rng: Rng, op: str) -> Case:
 
 
 LEFT = {
-    "packed": lambda x: (x,),
-    "bf16": lambda x: (meaning.round_rows(x),),
-    "i8": meaning.quantize_rows,
+    "packed": lambda x, _: (x,),
+    "bf16": lambda x, _: (meaning.round_rows(x),),
+    "i8": lambda x, format: block_format(format).left(meaning.quantize_rows(x)),
 }
 
 
@@ -62,7 +62,7 @@ def experts(rng: Rng, op: str, format: str, rows: int = 150) -> Case:
     inner = 256 if long else int(rng.choice([64, 128] if kind == "i8" and way == "out" else [16, 48, 64, 112]))
     width = int(rng.choice([16, 48]))
     x = rng.standard_normal((rows, inner * (used if way == "out" else 1))).astype(np.float32)
-    left = LEFT[kind](x)
+    left = LEFT[kind](x, format)
     ids = np.sort(rng.integers(0, count, (rows, used)).astype(np.int32), axis=1)  # as route gives them
     ids[rng.random(ids.shape) < rng.choice([0, 0.5])] = -1  # as own_ids leaves them
     shares = [rng.random((rows, used)).astype(np.float32)] if way == "out" else []

@@ -189,7 +189,7 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
     left = {
         "packed_linear": lambda x: (x,),
         "bf16_linear": lambda x: (meaning.round_rows(x),),
-        "i8_linear": meaning.quantize_rows,
+        "i8_linear": lambda x: block_format(name).left(meaning.quantize_rows(x)),
     }[op]
     outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _format_width(rng, name)
     x = left(floats(rng, rows, width))
@@ -199,14 +199,20 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
 
 def greatest_case(rng: Rng, name: str) -> Case:
     """Dots as great as the format has them, of both signs: the greatest code, and activations of 127 and of -127."""
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
+    format = block_format(name)
     codes = np.arange(format.top + 1) if format.values is None else format.values.reshape(len(format.values), -1).sum(1)
     x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 512, axis=1)
     weight = packed(rng, name, 16, 512, int(np.argmax(codes)))
-    left = meaning.quantize_rows(x)
+    left = format.left(meaning.quantize_rows(x))
     # Scales and offsets cancel in some outputs; a sum that does not fit would be off by far more.
     return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
+
+
+def block_format(name: str) -> BlockFormat:
+    """The block format of this name."""
+    format = FORMATS[name]
+    assert isinstance(format, BlockFormat)
+    return format
 
 
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc.compiler import meaning
 from llmc.compiler.formats import FORMATS, BlockFormat
 
 sys.path.insert(0, str(Path(__file__).parent))
+from expert_cases import LEFT
 from kernel_cases import Case, Rng, floats, packed
 
 FORMATS_OF = {
@@ -31,8 +31,7 @@ def head_linear_case(rng: Rng, kind: str, name: str = "") -> Case:
     step = columns + (64 if kind == "i8" else 2) * int(rng.integers(0, 4))
     width = heads * 16 * int(rng.integers(1, 4))
     x = floats(rng, int(rng.choice([1, 3, 8, 17])), heads * step)
-    left = {"packed": lambda: (x,), "bf16": lambda: (meaning.round_rows(x),), "i8": lambda: meaning.quantize_rows(x)}
-    arrays = [*left[kind](), packed(rng, name, width, columns)]
+    arrays = [*LEFT[kind](x, name), packed(rng, name, width, columns)]
     attrs = {"format": name, "heads": heads, "columns": columns, "width": width}
     return Case(f"{kind}_head_linear", arrays, attrs, tuple(range(len(arrays) - 1)))
 

@@ -90,6 +90,17 @@ def test_every_block_format_goes_through_every_group_of_rows(format: str) -> Non
     run_rows(linear_case(rng, "i8_linear", format), VARIANTS["native"])
 
 
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_int8_products_have_the_same_bits_on_every_kind_of_cpu(format: str) -> None:
+    """Whatever bytes it looks codes up as, and however it sums them: dots are whole numbers, offset and all."""
+    case = fixed(linear_case(np.random.default_rng([*map(ord, format)]), "i8_linear", format, rows=3))
+    like = (np.empty((3, case.attrs["width"]), np.float32),)
+    fused = [name for name in DISTINCT if name != "portable"]  # which rounds a product before it is added
+    first, *others = (result(case, VARIANTS[variant], like)[0] for variant in fused)
+    for variant, other in zip(fused[1:], others, strict=True):
+        np.testing.assert_array_equal(other, first, err_msg=variant)
+
+
 def test_one_instruction_for_pairs_of_bfloat16_gives_the_bits_of_two_steps() -> None:
     case = linear_case(np.random.default_rng(26), "bf16_linear", "bf16", rows=27)
     like = (np.empty((27, case.attrs["width"]), np.float32),)

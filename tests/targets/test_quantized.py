@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import BLOCK
+from llmc.compiler.formats import BLOCK, MIDDLE
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.quantized import ENDING, QUANTIZED
 
@@ -62,14 +62,15 @@ def test_a_fused_kernel_has_the_bits_of_the_two_it_stands_for(op: str, variant: 
 
 def _near(found: Arrays, plain: np.ndarray, expected: tuple[np.ndarray, ...]) -> None:
     """Codes times scales are the numbers within half a step, and a little, for they were computed in another order."""
-    codes, scales, sums = found
+    codes, scales, sums, starts = found
     signed = np.ascontiguousarray(codes).view(np.int8).reshape(len(codes), -1, BLOCK)
     steps = np.repeat(scales, BLOCK, axis=1)
     error = np.abs(signed * scales[..., None] - plain.reshape(signed.shape)).reshape(plain.shape)
     assert np.all(error <= 0.501 * steps + 1e-6)
-    np.testing.assert_allclose(scales, expected[-2], rtol=2e-5, atol=1e-9)
+    np.testing.assert_allclose(scales, expected[-3], rtol=2e-5, atol=1e-9)
     own = [signed.reshape(len(codes), -1, size).sum(-1) for size in (BLOCK, BLOCK // 2)]
     np.testing.assert_allclose(
         sums, np.concatenate([own[0] * scales, own[1] * np.repeat(scales, 2, axis=1)], axis=1), rtol=1e-6
     )
+    np.testing.assert_array_equal(starts, np.concatenate(own, axis=1, dtype=np.int32) * -MIDDLE)
     assert meaning.quantize_rows(plain)[0].shape == codes.shape

@@ -113,7 +113,10 @@ def _left(maker: _Maker) -> dict[str, Array]:
     """The left side of a product, in the form that the kernel takes."""
     x = maker.rng.standard_normal((maker.rows, maker.columns)).astype(np.float32)
     if "codes" in maker.kinds:
-        return dict(zip(("codes", "scales", "sums"), meaning.quantize_rows(x), strict=True))
+        format = FORMATS[str(maker.attrs["format"])]
+        assert isinstance(format, BlockFormat), format.name
+        left = format.left(meaning.quantize_rows(x))
+        return dict(zip(("codes", "scales", "totals"), left, strict=True))
     return {"x": meaning.round_rows(x) if maker.kinds["x"].dtype == "int32" else x}
 
 
@@ -191,4 +194,4 @@ def _kv(maker: _Maker) -> dict[str, Array]:
 Make = Callable[[_Maker], dict[str, Array]]
 _PAGED = ("seqs", "slots", "holes", "page_indptr", "page_ids", "source_lengths", "source_indptr", "source_ids")
 _INDEXES: dict[str, Make] = {"ids": _experts, "kv": _kv, **dict.fromkeys(_PAGED, _pages)}
-_PACKED: dict[str, Make] = {"weight": _weight, **dict.fromkeys(("x", "codes", "scales", "sums"), _left)}
+_PACKED: dict[str, Make] = {"weight": _weight, **dict.fromkeys(("x", "codes", "scales", "totals"), _left)}
