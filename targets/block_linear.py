@@ -63,7 +63,7 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            reader = Tile(target, format, weight, columns, tile)
+            reader = Tile(target, format, weight, columns, tile, rows)
             reader.begin()
             with T.serial(0, columns // CHUNK) as chunk:
                 words = reader.values(chunk)
@@ -97,7 +97,7 @@ def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            reader = Tile(target, format, weight, columns, tile)
+            reader = Tile(target, format, weight, columns, tile, 4 * (rows + 1))
             reader.begin()
             with T.serial(0, chunks) as chunk:
                 for group, word in enumerate(reader.values(chunk)):

@@ -43,6 +43,7 @@ class Tile:
     weight: Any
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
+    uses: int  # instructions that read each word of values
 
     @property
     def table(self) -> NDArray[np.uint8] | None:
@@ -114,8 +115,12 @@ class Tile:
         """
         table = self.table
         base = 0 if table is None or permutes_bytes(self.target) else base_of(self.target, table)
-        for unit in range(CHUNK // self.format.unit):
-            for code in self.codes(chunk, unit):
+        units = CHUNK // self.format.unit
+        for unit in range(units):
+            codes = self.codes(chunk, unit)
+            if unit == units - 1:  # the hardware's prefetcher wants lines in their order
+                self._ask_for_tables(chunk)
+            for code in codes:
                 word = held(code, "int32")
                 if table is None:
                     yield word
@@ -184,13 +189,21 @@ class Tile:
     def _halves(self, index: Any) -> Any:
         return widen_f16(self.target, self.weight[self.tile, T.ramp(index, 1, 8)])
 
+    def _ask_for_tables(self, chunk: Any) -> None:
+        """Ask for a chunk's share of the lines with scales and offsets; codes ask for their own."""
+        format = self.format
+        per_record = format.columns // CHUNK
+        share = -(-(format.record_words - format.code_words) // (per_record * TILE))
+        for line in range(share):
+            self._prefetch(self._at(chunk, format.code_words + (self._inside(chunk, share) + line) * TILE))
+
     def _prefetch(self, index: Any) -> None:
         """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
         if not self.target.knobs.prefetch_bytes:
             return
-        words = int(self.weight.shape[1])
-        ahead = self.tile * words + index + self.target.knobs.prefetch_bytes // 4
-        prefetch(self.weight.access_ptr("r", offset=ahead))
+        ahead = self.tile * int(self.weight.shape[1]) + index + self.target.knobs.prefetch_bytes // 4
+        words = GROUPS * (2 if self.format.pair else 1) / sum(self.format.planes)  # that come of a line
+        prefetch(self.weight.access_ptr("r", offset=ahead), words * (self.uses + (self.table is not None)))
 
 
 def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:

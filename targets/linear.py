@@ -86,7 +86,7 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
             with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
-                _prefetch(target, weight, [tile, k, 0])
+                _prefetch(target, weight, [tile, k, 0], rows)
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
                     put(acc, r, add(get(acc, r), w, x[row + r, k]))
@@ -211,8 +211,11 @@ def put(registers: Any, index: int, value: Any) -> None:
     T.buffer_store(registers, value, [lanes(index * TILE)])
 
 
-def _prefetch(target: Target, weight: Any, where: list[Any]) -> None:
-    """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
+def _prefetch(target: Target, weight: Any, where: list[Any], work: float) -> None:
+    """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders.
+
+    `work` is as in vector.prefetch.
+    """
     if not target.knobs.prefetch_bytes:
         return
     strides = [1]
@@ -221,4 +224,4 @@ def _prefetch(target: Target, weight: Any, where: list[Any]) -> None:
     offset = (
         sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.knobs.prefetch_bytes // 4
     )
-    prefetch(weight.access_ptr("r", offset=offset))
+    prefetch(weight.access_ptr("r", offset=offset), work)

@@ -67,7 +67,7 @@ CASES: dict[str, Callable[[cases.System, cases.Settings], cases.Samples]] = {
     "neighbour": cases.neighbour,
 }
 MAKING = ("compile", "loss")
-FORMATS = "q8,q5,q4,q3h,Q4_0"  # in capitals: what llama.cpp's file of that name holds, kept as it is
+FORMATS = "q8,q5,q4,c4,q3h,Q4_0"  # in capitals: what llama.cpp's file of that name holds, kept as it is
 # What --quick leaves: the quickest file of each peer, and by case fewer systems where more would tell nothing new.
 PEERS_QUICK = ["llamacpp Q4_0", "llamacpp Q8_0", "openvino int4", "onnxruntime int4", "ctranslate2 int8"]
 QUICK: dict[str, Any] = {"rounds": 1, "repeats": 1, "new_tokens": 32, "systems": ["llmc", *PEERS_QUICK]}
