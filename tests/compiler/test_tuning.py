@@ -183,13 +183,14 @@ def test_progress_says_which_kernel_and_the_best_so_far() -> None:
 def _linear(kind: str, format: str, outputs: int = 64, columns: int = 256) -> KernelCall:
     from tvm import tirx
 
-    from llmc.compiler.formats import FORMATS
+    from llmc.compiler.formats import FORMATS, BlockFormat
 
     m, packing = tirx.Var("m", "int64"), FORMATS[format]
+    totals = "int32" if isinstance(packing, BlockFormat) and packing.whole else "float32"  # starts or sums
     left = {
         "packed": [([m, columns], "float32")],
         "bf16": [([m, columns // 2], "int32")],
-        "i8": [([m, columns // 4], "int32"), ([m, columns // 32], "float32"), ([m, 3 * columns // 32], "float32")],
+        "i8": [([m, columns // 4], "int32"), ([m, columns // 32], "float32"), ([m, 3 * columns // 32], totals)],
     }[kind]
     operands = [*left, (list(packing.packed_shape(outputs, columns)), packing.dtype), ([m, outputs], "float32")]
     shapes, dtypes = [shape for shape, _ in operands], [dtype for _, dtype in operands]
