@@ -310,12 +310,12 @@ class _Change:
     def _shared(self) -> list[tuple[int, array[int], int]]:
         """Places of pages that will be written and that others hold too.
 
-        Where all holders of a page are about to write to it, the longest keeps it: the others see none of the slots
-        that it fills.
+        Where all holders of a page are about to write to it, the one that has most in it keeps it: the others see none
+        of the slots that it fills. That need not be the longest: pages may have been cut out before.
         """
         found: list[tuple[int, array[int], int]] = []
         writers: Counter[tuple[int, int]] = Counter()
-        for sequence, tokens in sorted(self.wanted, key=lambda each: each[0].length):
+        for sequence, tokens in sorted(self.wanted, key=lambda each: each[0].length % PAGE_TOKENS):
             if tokens <= sequence.length:
                 continue
             for group, (ledger, table) in enumerate(zip(self.pool.ledgers, sequence.tables, strict=True)):

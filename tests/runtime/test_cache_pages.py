@@ -89,6 +89,22 @@ def test_forks_copy_only_the_page_that_is_written_and_the_longest_keeps_it() -> 
     pool.check([first, *others])
 
 
+def test_a_step_that_fails_takes_no_slot_of_a_twin_that_lost_pages_before() -> None:
+    """The shorter of two then has more in the page that both are about to write to, so it must keep it."""
+    pool = PagePool(LAYOUT, 320)
+    first = grown(pool, 58)
+    twin = pool.fork(first)
+    pool.cut(twin, 1, 2)  # 42 tokens, ten of them in the page that has ten of the 58
+    pool.truncate(first, 57)
+    pool.layers[0][first.pages[3], :, :, 9] = 7
+    with suppress(KeyError), pool.reserving([(first, 60), (twin, 44)]):
+        for sequence in (first, twin):
+            pool.layers[0][sequence.pages[sequence.length // 16], :, :, sequence.length % 16] = 5
+        raise KeyError
+    assert (pool.layers[0][twin.pages[2], :, :, 9] == 7).all()
+    pool.check([first, twin])
+
+
 def test_a_fork_alone_copies_while_its_twin_waits() -> None:
     pool = PagePool(LAYOUT, 64)
     first = grown(pool, 20)
