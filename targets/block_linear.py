@@ -160,9 +160,7 @@ def _add_block(
 def _start(reader: Tile, stored: Any) -> Any:
     """Where a dot begins whose bytes stand for themselves less `reader.zero`, from what quantize_rows gives for 128."""
     zero = reader.zero
-    part = (
-        zero & -zero
-    )  # the power of two in it; to divide by MIDDLE / part is exact, for starts are multiples of MIDDLE
+    part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
     start, less = splat(stored), (MIDDLE // part).bit_length() - 1
     if less:
         start = T.shift_right(start, splat(i32(less)))
