@@ -19,8 +19,9 @@ from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rounding import QUANTIZED
+from llmc.targets.streams import FEW_ROWS
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, f32, fma, i32, registers, splat
+from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, i32, registers, splat
 
 _MANY_ROWS = 6  # of a group: measured
 
@@ -57,13 +58,14 @@ def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
 
 def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
     """Buffers (codes, scales, sums or starts, weight) -> the reduction over `columns` of them."""
+    at_once = dots_any_bytes(target)
 
     def body(buffers: list[Any]) -> Reduce:
         *left, weight = buffers
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            reader = Tile(target, format, weight, columns, tile, rows)
+            reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= FEW_ROWS)
             reader.begin()
             with T.serial(0, columns // CHUNK) as chunk:
                 words = reader.values(chunk)
@@ -97,7 +99,7 @@ def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            reader = Tile(target, format, weight, columns, tile, 4 * (rows + 1))
+            reader = Tile(target, format, weight, columns, tile, quick=False)
             reader.begin()
             with T.serial(0, chunks) as chunk:
                 for group, word in enumerate(reader.values(chunk)):

@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, places
 from llmc.targets.narrow import base_of, digits
+from llmc.targets.streams import ask_ahead
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     dots_any_bytes,
@@ -26,7 +27,6 @@ from llmc.targets.vector import (
     lanes,
     lookup,
     permutes_bytes,
-    prefetch,
     splat,
     widen_f16,
 )
@@ -43,7 +43,7 @@ class Tile:
     weight: Any
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
-    uses: int  # instructions that read each word of values
+    quick: bool  # its words are done with as fast as they come
 
     @property
     def table(self) -> NDArray[np.uint8] | None:
@@ -69,7 +69,7 @@ class Tile:
     def begin(self) -> None:
         """Ask for what reading a tile leaves out: it begins behind the head, so as much of the stream is skipped."""
         for word in range(0, self.format.head_words(self.columns), TILE):
-            self._prefetch(word)
+            self._ask_ahead(word)
 
     def _at(self, chunk: Any, word: Any) -> Any:
         """Index of a word of the chunk's record."""
@@ -105,7 +105,7 @@ class Tile:
         return out
 
     def _load(self, index: Any) -> Any:
-        self._prefetch(index)
+        self._ask_ahead(index)
         return held(self.weight[self.tile, lanes(index)], "int32")
 
     def values(self, chunk: Any) -> Iterator[Any]:
@@ -195,15 +195,11 @@ class Tile:
         per_record = format.columns // CHUNK
         share = -(-(format.record_words - format.code_words) // (per_record * TILE))
         for line in range(share):
-            self._prefetch(self._at(chunk, format.code_words + (self._inside(chunk, share) + line) * TILE))
+            self._ask_ahead(self._at(chunk, format.code_words + (self._inside(chunk, share) + line) * TILE))
 
-    def _prefetch(self, index: Any) -> None:
-        """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders."""
-        if not self.target.knobs.prefetch_bytes:
-            return
-        ahead = self.tile * int(self.weight.shape[1]) + index + self.target.knobs.prefetch_bytes // 4
-        words = GROUPS * (2 if self.format.pair else 1) / sum(self.format.planes)  # that come of a line
-        prefetch(self.weight.access_ptr("r", offset=ahead), words * (self.uses + (self.table is not None)))
+    def _ask_ahead(self, index: Any) -> None:
+        place = self.tile * int(self.weight.shape[1]) + index
+        ask_ahead(self.target, self.weight, place, self.quick)
 
 
 def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:

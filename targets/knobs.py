@@ -9,14 +9,16 @@ from dataclasses import dataclass, fields
 class Knobs:
     """The tuning of one kernel. Defaults are what most machines do well with."""
 
-    prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for; 0 asks for nothing
+    prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for when it is read at memory's speed; 0: not
+    prefetch_far_bytes: int = 8192  # the same, into the second-level cache, when rows make work of each line
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
     row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
 
 
 # Knob -> the values `llmc tune` tries, the default among them: one line for each. Any of them is right for any kernel.
 CANDIDATES: dict[str, tuple[int, ...]] = {
-    "prefetch_bytes": (0, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    "prefetch_bytes": (0, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
+    "prefetch_far_bytes": (0, 2048, 4096, 8192, 16384),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
 }

@@ -19,6 +19,7 @@ from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
 from llmc.targets.parallel import parallel
+from llmc.targets.streams import FEW_ROWS, ask_ahead
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     DOT_BF16,
@@ -28,7 +29,6 @@ from llmc.targets.vector import (
     fma,
     imported,
     lanes,
-    prefetch,
     registers,
     splat,
 )
@@ -86,7 +86,7 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
             with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
-                _prefetch(target, weight, [tile, k, 0], rows)
+                ask_ahead(target, weight, (tile * pairs + k) * TILE, one and rows <= FEW_ROWS)
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
                     put(acc, r, add(get(acc, r), w, x[row + r, k]))
@@ -209,19 +209,3 @@ def get(registers: Any, index: int) -> Any:
 def put(registers: Any, index: int, value: Any) -> None:
     """Set register `index` of an array of them."""
     T.buffer_store(registers, value, [lanes(index * TILE)])
-
-
-def _prefetch(target: Target, weight: Any, where: list[Any], work: float) -> None:
-    """Ask for the weight stream ahead: the hardware's own prefetcher stops at page borders.
-
-    `work` is as in vector.prefetch.
-    """
-    if not target.knobs.prefetch_bytes:
-        return
-    strides = [1]
-    for size in reversed(list(weight.shape)[1:]):
-        strides.insert(0, strides[0] * int(size))
-    offset = (
-        sum(index * stride for index, stride in zip(where, strides, strict=True)) + target.knobs.prefetch_bytes // 4
-    )
-    prefetch(weight.access_ptr("r", offset=offset), work)

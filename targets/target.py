@@ -150,7 +150,7 @@ def variants(arch: str) -> tuple[Target, ...]:
     *better, (last, plain) = _VARIANTS[arch].items()
     return (
         *(Target(name, arch, requires) for name, requires in better),
-        Target(last, arch, plain, Knobs(prefetch_bytes=0)),
+        Target(last, arch, plain, Knobs(prefetch_bytes=0, prefetch_far_bytes=0)),
     )
 
 

@@ -60,17 +60,18 @@ def family_key(name: str, attrs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is known of one target's kernels: `exact` by kernel, and `families` for all others."""
+    """What is known of one target's kernels: `exact` by kernel, `families` for others, and `every` for all."""
 
     exact: Mapping[str, Found] = field(default_factory=dict)
     families: Mapping[str, Found] = field(default_factory=dict)
+    every: Found = field(default_factory=dict)
 
     def knobs(self, default: Knobs, name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> Knobs:
-        """The kernel's own knobs, or those of its family, over the target's."""
+        """The kernel's own knobs, or those of its family, over those of every kernel, over the target's."""
         found = self.exact.get(kernel_key(name, shapes, attrs))
         if found is None:
             found = self.families.get(family_key(name, attrs), {})
-        return replace(default, **found)
+        return replace(default, **{**self.every, **found})
 
 
 def shipped(target: Target) -> Tuned:
@@ -82,7 +83,7 @@ def shipped(target: Target) -> Tuned:
     flags = set(target.requires)
     fitting = [entry for entry in _entries() if entry["arch"] == target.arch and flags >= set(entry["requires"])]
     best = max(fitting, key=lambda entry: len(entry["requires"]), default=None)
-    return Tuned() if best is None else Tuned(families=best["families"])
+    return Tuned() if best is None else Tuned(families=best["families"], every=best.get("every", {}))
 
 
 @cache

@@ -66,18 +66,9 @@ def imported(*functions: str) -> Iterator[None]:
         yield
 
 
-# Instructions on a cache line from which on it had better wait in the second-level cache: measured.
-_LONG = 3
-
-
-def prefetch(pointer: Any, work: float = 1) -> None:
-    """Ask for the cache line of an address, of which each takes about `work` instructions; never faults.
-
-    A first-level cache can wait for few lines at once, two dozen on many CPUs. While a stream is read as fast as it
-    comes that is enough. Where each line is worked on for longer, lines asked for far ahead would have those that are
-    needed now wait behind them, so they are asked for into the second level.
-    """
-    level = 2 if work >= _LONG else 3  # LLVM's locality: 3 is the first level
+def prefetch(pointer: Any, far: bool = False) -> None:
+    """Ask for the cache line of an address, `far` into the second-level cache only; never faults."""
+    level = 2 if far else 3  # LLVM's locality: 3 is the first level
     T.evaluate(T.call_llvm_intrin("llvm.prefetch", pointer, i32(0), i32(level), i32(1), dtype="void"))
 
 

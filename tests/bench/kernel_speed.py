@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, OFFERED, TILE, BlockFo
 from llmc.read_speed import read_bytes_per_s
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
+from llmc.targets.tuned import shipped
 
 MOST_ROWS = 512
 
@@ -78,7 +80,9 @@ class Case:
         blocks = columns // BLOCK
         shapes = [[rows, columns // 4], [rows, blocks], [rows, 3 * blocks], list(matrix.shape), [rows, outputs]]
         target = targets.native()
-        kernel = make_kernel("i8_linear", target, shapes, {"format": name, "width": outputs})
+        attrs = {"format": name, "width": outputs}
+        knobs = shipped(target).knobs(target.knobs, "i8_linear", shapes, attrs)
+        kernel = make_kernel("i8_linear", replace(target, knobs=knobs), shapes, attrs)
         self.kernel = compile_kernels({"kernel": kernel}, target)["kernel"]
         rng = np.random.default_rng(1)
         self.codes = rng.integers(-(2**31), 2**31 - 1, (MOST_ROWS, columns // 4), np.int32)

@@ -5,7 +5,8 @@
     python tests/bench/tuned_defaults.py a.json b.json
 
 For an op and a format those knobs count that gain most over all of its kernels in all databases, of these that lose for
-no kernel and at no number of rows, on average over the others. What CPUs have that no database is of stays as it is.
+no kernel and at no number of rows, on average over the others. What CPUs have that no database is of stays as it is,
+and so does what an entry has for `every` kernel, which is written by hand from measurements (kernel_speed.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     for target, families in kernels.items():
         arch, *flags = target.split()
         best = {name: knobs for name, entries in sorted(families.items()) if (knobs := common(entries))}
-        known[arch, tuple(flags)] = {"arch": arch, "requires": flags, "families": best}
+        known.setdefault((arch, tuple(flags)), {"arch": arch, "requires": flags})["families"] = best
     text = json.dumps([known[key] for key in sorted(known)], indent=1, sort_keys=True) + "\n"
     DEFAULTS.write_text(text)
     print(text, end="")

@@ -173,7 +173,7 @@ def test_progress_says_which_kernel_and_the_best_so_far() -> None:
     assert (states[0].number, states[-1].number, states[-1].kernels) == (1, 2, 2)
     assert states[-1].title == f"kernel 2 of 2, i8_linear q8, trial {states[-1].trials}"
     assert states[-1].changed == states[-1].knobs
-    assert states[-1].gain > 1.2
+    assert states[-1].gain > 1.1
     assert states[-1].knobs == {"prefetch_bytes": 4096, "row_block": 64}
 
 

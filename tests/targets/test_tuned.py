@@ -60,7 +60,8 @@ def test_every_kernel_of_a_module_is_listed_once_and_how_often_it_is_called(step
 def test_each_kernel_is_made_with_its_own_knobs(step: tvm.IRModule, monkeypatch: pytest.MonkeyPatch) -> None:
     linears = sorted(key for key, call in kernel_calls(step).items() if call.name == "i8_linear")
     found = Tuned(exact={linears[0]: {"row_block": 32}, "of another model": {"row_block": 512}},
-                  families={"i8_linear q4": {"prefetch_bytes": 512}, "rms_norm": {"row_block": 64}})  # fmt: skip
+                  families={"i8_linear q4": {"prefetch_bytes": 512}, "rms_norm": {"row_block": 64}},
+                  every={"prefetch_far_bytes": 2048})  # fmt: skip
     got: dict[str, Knobs] = {}
 
     def watched(name: str, target: targets.Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -70,10 +71,11 @@ def test_each_kernel_is_made_with_its_own_knobs(step: tvm.IRModule, monkeypatch:
     monkeypatch.setattr(lowering, "make_kernel", watched)
     target = replace(targets.native(), knobs=Knobs(prefetch_bytes=4096))
     lower(step, target, found)
-    assert got[linears[0]] == Knobs(prefetch_bytes=4096, row_block=32)
-    assert all(got[key] == Knobs(prefetch_bytes=512) for key in linears[1:] if " format=q4 " in key)
+    assert got[linears[0]] == Knobs(prefetch_bytes=4096, prefetch_far_bytes=2048, row_block=32)
+    family = Knobs(prefetch_bytes=512, prefetch_far_bytes=2048)
+    assert all(got[key] == family for key in linears[1:] if " format=q4 " in key)
     rest = {key: knobs for key, knobs in got.items() if not key.startswith(("i8_linear", "rms_norm"))}
-    assert set(rest.values()) == {target.knobs}
+    assert set(rest.values()) == {replace(target.knobs, prefetch_far_bytes=2048)}
 
 
 def test_keys_tell_kernels_apart_and_not_by_what_sizes_are_called() -> None:
@@ -87,26 +89,34 @@ def test_keys_tell_kernels_apart_and_not_by_what_sizes_are_called() -> None:
 
 def test_shipped_defaults_are_knobs_of_kernels_there_are() -> None:
     for entry in tuned._entries():
-        assert set(entry) == {"arch", "requires", "families"}
+        assert set(entry) - {"every"} == {"arch", "requires", "families"}
         assert entry["requires"] == sorted(entry["requires"])
         for family, knobs in entry["families"].items():
             assert family.split()[0] in KERNELS
             assert all(value in CANDIDATES[name] for name, value in knobs.items())
+        assert all(value in CANDIDATES[name] for name, value in entry.get("every", {}).items())
 
 
 def test_shipped_defaults_are_those_of_the_most_alike_cpu_that_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [
         {"arch": "x86_64", "requires": ["avx2", "fma"], "families": {"i8_linear q4": {"row_block": 32}}},
-        {"arch": "x86_64", "requires": ["avx2", "avx512f", "fma"], "families": {"i8_linear q4": {"row_block": 64}}},
+        {
+            "arch": "x86_64",
+            "requires": ["avx2", "avx512f", "fma"],
+            "families": {"i8_linear q4": {"row_block": 64}},
+            "every": {"row_block": 512, "prefetch_bytes": 256},
+        },
         {"arch": "aarch64", "requires": [], "families": {"i8_linear q4": {"row_block": 256}}},
     ]
     monkeypatch.setattr(tuned, "_entries", lambda: entries)
 
-    def block(arch: str, *flags: str) -> int:
+    def knobs(arch: str, *flags: str, format: str = "q4") -> Knobs:
         found = shipped(targets.Target("t", arch, flags))
-        return found.knobs(Knobs(), "i8_linear", [], {"format": "q4"}).row_block
+        return found.knobs(Knobs(), "i8_linear", [], {"format": format})
 
-    assert block("x86_64", "fma", "avx2", "sse4_1") == 32
-    assert block("x86_64", "fma", "avx2", "avx512f", "avx512_vnni") == 64
-    assert block("x86_64", "fma") == Knobs().row_block
-    assert block("aarch64") == 256
+    assert knobs("x86_64", "fma", "avx2", "sse4_1") == Knobs(row_block=32)
+    wide = ("fma", "avx2", "avx512f", "avx512_vnni")
+    assert knobs("x86_64", *wide) == Knobs(row_block=64, prefetch_bytes=256)
+    assert knobs("x86_64", *wide, format="q8") == Knobs(row_block=512, prefetch_bytes=256)
+    assert knobs("x86_64", "fma") == Knobs()
+    assert knobs("aarch64") == Knobs(row_block=256)

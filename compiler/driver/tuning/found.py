@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ class Found:
             calls = kernel_calls(step, plain)
             self._asked.add(target_key(target))
             self._kernels, self._used = self._kernels + len(calls), self._used + len(set(calls) & set(exact))
-        return Tuned(exact, shipped(target).families)
+        return replace(shipped(target), exact=exact)
 
     def note(self) -> str | None:
         """What came of the file, in words; None without one."""
