@@ -47,8 +47,8 @@ class Pages:
         """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
         raise NotImplementedError
 
-    def fetch(self, page: Any, side: int, head: Any, part: Any, parts: int) -> None:
-        """Ask for the part-th of `parts` of what a page has of K or V of a head.
+    def fetch(self, page: Any, side: int, head: Any, part: Any, parts: int, far: bool) -> None:
+        """Ask for the part-th of `parts` of what a page has of K or V of a head, `far` into the second-level cache.
 
         Pages lie anywhere, so the hardware cannot guess the next one.
         """
@@ -59,7 +59,7 @@ class Pages:
         each = -(-lines // parts)
         for line in range(each):
             place = begin + T.min(part * each + line, lines - 1) * (LINE // size)
-            prefetch(self.buffer.access_ptr("r", offset=place))
+            prefetch(self.buffer.access_ptr("r", offset=place), far)
 
     def prepare(self, vectors: int) -> None:
         """Registers for what is known of so many queries."""

@@ -161,15 +161,18 @@ class Attending:
             head = self.first_head + T.floormod(vector, self.block.heads)
             self.kv.query(q, row + r, head * self.kv.size, self.queries, vector)
 
-    def chunk(self, chunk: Any, to: Records) -> None:
-        """Records of one chunk."""
+    def chunk(self, chunk: Any, to: Records, following: tuple[Any, Any] | None = None) -> None:
+        """Records of one chunk. `following`: the kv head whose K comes next, and 0 if of this chunk, CHUNK of the next.
+
+        By default it is the same head's of the next chunk.
+        """
         first = registers((2,), "int32")
         T.buffer_store(first, T.max(chunk * CHUNK, self.sight.begin), [0])
         T.buffer_store(first, T.min((chunk + 1) * CHUNK, self.sight.end) - first[0], [1])
         self._look_up(first[0])
         self._score(first[1])
         self._weigh(first[1], to)
-        self._mix(first[1], to)
+        self._mix(first[1], to, following or (self.group, CHUNK))
 
     def _look_up(self, first: Any) -> None:
         with T.serial(0, 2 * CHUNK) as i:
@@ -195,8 +198,11 @@ class Attending:
                 for v, place in enumerate(row):
                     T.buffer_store(sums, kv.first_sum(own + v), [place])
             with T.serial(0, units) as unit:
-                for page in pages:
-                    kv.fetch(page, 1, self.group, part * units + unit, block.groups * units)
+                done, all = part * units + unit, block.groups * units
+                for p, page in enumerate(pages):
+                    kv.fetch(page, 1, self.group, done, all, far=True)
+                    if kv.fetches:
+                        kv.fetch(self.pages[(some + 1) * block.pages + p], 0, self.group, done, all, far=False)
                 keys = [kv.key_unit(page, self.group, unit) for page in pages]
                 for e in range(kv.unit):
                     for v in range(block.vectors):
@@ -235,15 +241,17 @@ class Attending:
             to.put(to.get(vector, width) + weight, vector, width)
             self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
 
-    def _mix(self, many: Any, to: Records) -> None:
-        """Weights times values, into the records; K of the following chunk is fetched meanwhile."""
+    def _mix(self, many: Any, to: Records, following: tuple[Any, Any]) -> None:
+        """Weights times values, into the records; K of what is following is fetched meanwhile."""
         block = self.block
         with T.serial(0, block.groups) as part:
             for first, blocks, count in self.kv.spans(block.at_once):
                 with T.serial(0, blocks) as step:
-                    self._mix_span(many, to, part, first + step * count, count)
+                    self._mix_span(many, to, following, part, first + step * count, count)
 
-    def _mix_span(self, many: Any, to: Records, part: Any, register: Any, count: int) -> None:
+    def _mix_span(
+        self, many: Any, to: Records, following: tuple[Any, Any], part: Any, register: Any, count: int
+    ) -> None:
         """`count` registers of each value for a group of vectors."""
         block, kv = self.block, self.kv
         own, registers_of = part * block.vectors, kv.width // LANES
@@ -256,15 +264,17 @@ class Attending:
         with T.serial(0, many) as i:
             page = self.pages[i]
             passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
+            head, ahead = following
             if not kv.fetches:
-                kv.fetch(self.pages[i + CHUNK], 0, self.group, passed, parts)
+                kv.fetch(self.pages[i + ahead], 0, head, passed, parts, far=True)
             given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
             scaled = kv.span_weights(given, page, self.group, register)
             tokens = self.sight.tokens(self.indexes[i])
             with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
                 if kv.fetches:
-                    following = self.pages[i + CHUNK]
-                    kv.fetch(following, 0, self.group, passed * kv.fetches + step, parts * kv.fetches)
+                    done, all = passed * kv.fetches + step, parts * kv.fetches
+                    kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
+                    kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
                 for at, values in kv.mixed(page, self.group, step, register, count, tokens):
                     for v, row in enumerate(places):
                         own_weight = self.scores[self._place(i, own + v) + at]

@@ -16,7 +16,7 @@ from llmc.targets.online_softmax import Attending, Block, Records, registers_of
 from llmc.targets.parallel import parallel
 from llmc.targets.rows import PARALLEL_ROWS
 from llmc.targets.scoring import Scoring
-from llmc.targets.sight import Places, Sight
+from llmc.targets.sight import CHUNK, Places, Sight
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, imported, registers
 
@@ -141,7 +141,7 @@ class _Rows:
         with T.serial(0, singles) as i, T.serial(0, self._chunks(i, singles)) as chunk:
             T.buffer_store(owner, i, [self.table[self._entry(1, i, 1)] + chunk])
         with parallel(self.target, T.cast(jobs, "int32")) as task:
-            self._job(task, owner, Records(records, T.cast(task, "int64") * size, self.kv.width), singles)
+            self._job(task, owner, Records(records, T.cast(task, "int64") * size, self.kv.width))
         with T.If(singles < PARALLEL_ROWS):
             with T.Then(), T.serial(0, singles * self.shares) as task:
                 self._merge(task, records, singles)
@@ -153,19 +153,21 @@ class _Rows:
         following = self.table[self._entry(1, T.min(i + 1, singles - 1), 1)]
         return T.if_then_else(i + 1 < singles, following, self.counts[2]) - self.table[self._entry(1, i, 1)]
 
-    def _job(self, task: Any, owner: Any, to: Records, singles: Any) -> None:
-        """One chunk of a share of a single row: those of a share follow each other."""
-        found = registers((3,), "int32")
+    def _job(self, task: Any, owner: Any, to: Records) -> None:
+        """One chunk of a share of a single row. Shares of a chunk follow each other: memory has them side by side."""
+        found = registers((2,), "int32")
         T.buffer_store(found, owner[T.floordiv(task, self.shares)], [0])
         T.buffer_store(found, self.table[self._entry(1, found[0], 0)], [1])
-        T.buffer_store(found, self._chunks(found[0], singles), [2])
-        row, chunks = found[1], found[2]
+        row = found[1]
         inside = task - self.table[self._entry(1, found[0], 1)] * self.shares
-        group, first_head = self._share(T.floordiv(inside, chunks))
+        share = T.floormod(inside, self.shares)
+        group, first_head = self._share(share)
         sight = Sight(self.places, row, 1, 1)
         attending = Attending(self.kv, self.single, sight, self.scoring, 1, group, first_head)
         attending.load(self.q, row)
-        attending.chunk(sight.chunks[0] + T.floormod(inside, chunks), to)
+        last = share + 1 == self.shares
+        following = self._share(T.if_then_else(last, i32(0), share + 1))[0], T.if_then_else(last, i32(CHUNK), i32(0))
+        attending.chunk(sight.chunks[0] + T.floordiv(inside, self.shares), to, following)
 
     def _merge(self, task: Any, records: Any, singles: Any) -> None:
         """All chunks of a share of a single row."""
@@ -173,10 +175,10 @@ class _Rows:
         (_, first_head), kv, block = self._share(share), self.kv, self.single
         total = Records(registers((Records.size(kv.width),), "float32"), 0, kv.width)
         chunks = self._chunks(i, singles)
-        first = T.cast(self.table[self._entry(1, i, 1)] * self.shares + share * chunks, "int64")
+        first = T.cast(self.table[self._entry(1, i, 1)] * self.shares + share, "int64")
         parts = Records(records, first * (block.room * Records.size(kv.width)), kv.width)
         with T.serial(0, block.heads) as h:
             total.clear(0, self._sink(first_head + h))
             with T.serial(0, chunks) as chunk:
-                total.merge(parts, 0, chunk * block.room + h)
+                total.merge(parts, 0, chunk * self.shares * block.room + h)
             total.finish(kv, 0, self.out, self.table[self._entry(1, i, 0)], (first_head + h) * kv.size)
