@@ -334,6 +334,7 @@ class Engine:
             if query.state == "running":
                 self._advance(query, read[query])
         self._under_way.popleft()
+        self._stepper.tidy(idle=not self._queries)
 
     def _advance(self, query: Query, read: int) -> None:
         """Make the effects of a step on one query."""

@@ -10,7 +10,8 @@ import ctypes
 from collections.abc import Callable
 
 EVERY_STEPS = 256  # it takes about a millisecond
-
+EVERY_ROWS = 8192  # the more rows a step has, the more memory it asks for and lets go
+IDLE_ROWS = 256  # where nothing is left to do after so many, nobody waits for it
 
 _TRIM: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 

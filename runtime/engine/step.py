@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from llmc.runtime.engine.freed_memory import EVERY_STEPS, give_back
+from llmc.runtime.engine.freed_memory import EVERY_ROWS, EVERY_STEPS, IDLE_ROWS, give_back
 from llmc.runtime.engine.query import Fed, Query
 from llmc.runtime.engine.scheduler import Plan, Portion, Scheduler
 from llmc.runtime.errors import CacheFull
@@ -37,6 +37,7 @@ class Stepper:
         self.scheduler = scheduler
         self.steps = 0
         self.rows = 0
+        self._tidied = (0, 0)  # steps and rows when freed memory was given back
 
     def begin(self, work: Work, fail: Fail) -> None:
         """Encode its plan's sources, then feed the portions, as far as their queries still run.
@@ -44,11 +45,9 @@ class Stepper:
         If a call fails, its queries are tried again in halves, and one that fails by itself is given to `fail`. If it
         fails for want of pages, a query gives way.
         """
-        plan, before = work.plan, self.steps
+        plan = work.plan
         self._in_parts(plan.sources, lambda query: query, self._encode, fail)
         self._in_parts(plan.portions, lambda portion: portion.query, lambda part: self._feed(work, part), fail)
-        if before // EVERY_STEPS != self.steps // EVERY_STEPS:
-            give_back()
 
     def end(self, work: Work) -> None:
         """Wait for what was begun, and hand logits out; none to answers that have lost their pages meanwhile."""
@@ -65,6 +64,13 @@ class Stepper:
                     portion.query.rows = output.logits[first:at]
                 elif under_way.wants:
                     answer.row = output.row(first)
+
+    def tidy(self, idle: bool) -> None:
+        """Give freed memory back now and then; `idle`: no query is left."""
+        steps, rows = self.steps - self._tidied[0], self.rows - self._tidied[1]
+        if steps >= EVERY_STEPS or rows >= (IDLE_ROWS if idle else EVERY_ROWS):
+            give_back()
+            self._tidied = (self.steps, self.rows)
 
     def _in_parts(
         self, items: list[Item], query_of: Callable[[Item], Query], call: Callable[[list[Item]], None], fail: Fail

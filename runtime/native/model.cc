@@ -17,6 +17,7 @@ namespace llmc {
 namespace {
 
 constexpr size_t kPrefillChunk = 512;  // rows of one step at most, which bounds its working memory
+constexpr size_t kManyRows = 256;      // a prompt from which on what its steps have let go is worth giving back
 constexpr size_t kMostTokenizerBytes = 256 << 20;
 
 // The first variant that this CPU can run, or the one that LLMC_VARIANT names.
@@ -61,14 +62,19 @@ std::map<std::string, std::string> check_files(const std::string& folder, const 
   return identities;
 }
 
+// What the allocator keeps of freed memory, which no size of step after it may fit.
+void give_back_freed_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
 // Reading one takes several times the memory that it keeps, so it comes before the weights, and gives the rest back.
 std::unique_ptr<Tokenizer> read_tokenizer(const std::string& folder, const Manifest& manifest) {
   std::string path = folder + "/" + manifest.tokenizer, text = read_file(path, kMostTokenizerBytes);
   if (sha256_hex(text.data(), text.size()) != manifest.files.at(manifest.tokenizer).sha256) damaged(path);
   auto tokenizer = std::make_unique<Tokenizer>(text);
-#if defined(__GLIBC__)
-  malloc_trim(0);
-#endif
+  give_back_freed_memory();
   return tokenizer;
 }
 
@@ -179,6 +185,7 @@ void Model::feed(Sequence* sequence, const int32_t* ids, size_t count) {
     size_t rows = std::min(prefill_chunk_, count - at);
     step({{sequence, ids + at, rows}}, at + rows < count);
   }
+  if (count >= kManyRows) give_back_freed_memory();
 }
 
 void Model::release(Sequence* sequence) {

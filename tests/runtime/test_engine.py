@@ -11,6 +11,7 @@ import pytest
 
 from llmc.runtime.decoding.beams import BeamSearch
 from llmc.runtime.decoding.candidates import Row
+from llmc.runtime.engine import step as stepping
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.results import StepResult
 from llmc.runtime.errors import RequestError
@@ -240,3 +241,32 @@ def test_a_cancelled_query_gives_its_pages_back_at_once(make_engine: MakeEngine)
     engine.cancel(other)
     assert engine.stats.pages_free == 64
     assert (engine.query_count, engine.infer()) == (0, [])
+
+
+def test_freed_memory_goes_back_when_nothing_is_left_after_many_rows(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Now and then too; a few rows are not worth it, and nobody waits for it while something is left to do."""
+    given: list[int] = []
+    monkeypatch.setattr(stepping, "IDLE_ROWS", 40)
+    monkeypatch.setattr(stepping, "EVERY_ROWS", 110)
+    engine = make_engine(settings={"keep_prefixes": False})
+    monkeypatch.setattr(stepping, "give_back", lambda: given.append(engine.stats.rows))
+    generate(engine, PROMPTS[1], max_tokens=2, ignore_eos=True)
+    assert given == []
+    generate(engine, PROMPTS[2], max_tokens=2, ignore_eos=True)  # 17 + 1, and 40 + 1 rows
+    assert given == [59]
+    for prompt in [PROMPTS[2]] * 2 + [PROMPTS[1]]:
+        engine.add_query(prompt, Options(max_tokens=30, ignore_eos=True))
+    engine.infer()
+    engine.infer()
+    assert given == [59]
+    while engine.stats.rows < 59 + 110:
+        engine.infer()
+    assert len(given) == 2
+    assert engine.query_count == 3
+    monkeypatch.setattr(stepping, "EVERY_STEPS", 5)
+    steps = engine.stats.steps
+    while engine.stats.steps < steps + 10:
+        engine.infer()
+    assert len(given) == 4
