@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized
 from llmc.compiler.formats.plain import F32, ceil_to
+from llmc.compiler.formats.trials import BLOCK, Trials
 
-BLOCK = 32
 ZERO = 64  # the stored entry that stands for 0
 TOP = 127  # greatest |sub-scale|
-CHUNK = 1024  # blocks handled at once: a work array of 128 KB stays in the second-level cache
+CHUNK = 4096  # blocks handled at once: 512 KB of weights
 NOTHING = 1e-20  # a block this far below its row is zero in any case, and 1 / its scale would overflow
 PADDING = 1e-6  # importance of columns that are not there, the mean being 1: they decode to about 0
 IDLE = 0.03  # least importance of those that are: a text may use what calibration did not
@@ -46,12 +46,23 @@ class Nearest:
         self.cells = 2 * ZERO * self.steps  # a side
         line = ((np.arange(self.cells) + 0.5) / self.steps - ZERO).astype(np.float32)
         if self.width == 1:
-            self.codes = np.abs(line[:, None] - self.values[:, 0]).argmin(1)
+            codes = np.abs(line[:, None] - self.values[:, 0]).argmin(1)
         else:
             grid = np.meshgrid(line, line, indexing="ij")
-            self.codes = self.exact(grid[0].ravel(), grid[1].ravel(), None)
+            codes = self.exact(grid[0].ravel(), grid[1].ravel(), None)
+        self.codes: U8 = codes.astype(np.uint8)
         self.reaches = _reaches(self.width, len(self.values))
-        self.entries = [np.ascontiguousarray(column[self.codes]) for column in self.values.T]
+        # Small scales first, which count where a greater one does as well: a row's scale leaves little room above them.
+        self.trials = np.stack([self.reaches[::-1], -self.reaches[::-1]], axis=1).ravel()
+        self.table = np.ascontiguousarray(self.values[self.codes].T)
+
+    def near(self, y: F32) -> U8:
+        """Codes of blocks y (32, n) by the table: (32, n), or (16, n) for pairs."""
+        cells = (y + np.float32(ZERO)) * np.float32(self.steps)
+        at = np.clip(cells, np.float32(0), np.float32(self.cells - 0.5), out=cells).astype(np.int32)
+        if self.width == 2:
+            at = at[: BLOCK // 2] * self.cells + at[BLOCK // 2 :]
+        return self.codes[at]
 
     def exact(self, first: F32, second: F32, weights: tuple[F32, F32] | None) -> NDArray[np.intp]:
         """Codes of pairs (M,) each, with the errors of the two columns weighted: least sum of h * (y - c)^2."""
@@ -74,55 +85,14 @@ class Blocks:
 
     def __init__(self, nearest: Nearest, x: F32, importance: F32 | None = None) -> None:
         self.nearest, self.x, self.importance = nearest, x, importance
-        self._hx = x if importance is None else x * importance
-        self._work, self._entries = np.empty_like(x), np.empty_like(x)
-        self._cells = np.empty((BLOCK // nearest.width, x.shape[1]), np.intp)
-
-    def cells(self, inverse: F32) -> NDArray[np.intp]:
-        """The table cell of every code at 1 / scale (n,): (32, n), or (16, n) for pairs."""
-        table, y = self.nearest, self._work
-        np.multiply(self.x, inverse * np.float32(table.steps), out=y)
-        y += np.float32(ZERO * table.steps)
-        np.clip(y, np.float32(0), np.float32(table.cells - 0.5), out=y)
-        if table.width == 2:
-            first = y[: BLOCK // 2]
-            np.trunc(y, out=y)
-            first *= np.float32(table.cells)
-            first += y[BLOCK // 2 :]
-            y = first
-        np.copyto(self._cells, y, casting="unsafe")
-        return self._cells
-
-    def sums(self, inverse: F32) -> tuple[F32, F32]:
-        """sum(h x c) and sum(h c c) of every block, c the nearest entries at 1 / scale (n,)."""
-        cells, c = self.cells(inverse), self._entries
-        for i, entries in enumerate(self.nearest.entries):
-            np.take(entries, cells, mode="clip", out=c[i * len(cells) : (i + 1) * len(cells)])
-        inner = np.multiply(self._hx, c, out=self._work).sum(0)
-        np.multiply(c, c, out=c)
-        if self.importance is not None:
-            c *= self.importance
-        return inner, c.sum(0)
+        trials = Trials(nearest.table, nearest.steps, x, importance)
+        self.sums, self._best = trials.sums, trials.best
 
     def best_scales(self) -> F32:
         """(n,) signed scale of every block, not rounded; 0 where no scale beats all zeros."""
-        best = np.zeros(self.x.shape[1], np.float32)
-        scale = np.zeros_like(best)
         top = np.abs(self.x).max(0)
         unit = inverse_of(np.where(top > NOTHING, top, np.float32(0))) * self.nearest.reach
-        for reach in self.nearest.reaches:
-            for signed in (reach, -reach):
-                self._try(unit * np.float32(signed), best, scale)
-        self._try(inverse_of(scale), best, scale)
-        return scale
-
-    def _try(self, inverse: F32, best: F32, scale: F32) -> None:
-        inner, square = self.sums(inverse)
-        fitted = inner / np.maximum(square, np.float32(1e-30))
-        gain = inner * fitted
-        better = gain > best
-        np.copyto(best, gain, where=better)
-        np.copyto(scale, fitted, where=better)
+        return self._best(unit, self.nearest.trials)
 
     def round_scales(self, scale: F32, row_scale: F32) -> NDArray[np.int8]:
         """(n,) sub-scales: of the two next to the root of scale / row_scale that with less error; both (n,)."""
@@ -141,10 +111,9 @@ class Blocks:
     def codes(self, scale: F32) -> U8:
         """(32, n), or (16, n) for pairs: the nearest entries at scale (n,), exactly."""
         inverse, half = inverse_of(scale), BLOCK // 2
+        y, h = self.x * inverse, self.importance
         if self.nearest.width == 1:
-            return self.nearest.codes[self.cells(inverse)].astype(np.uint8)
-        y = self.x * inverse
-        h = self.importance
+            return self.nearest.near(y)
         weights = None if h is None else (h[:half].ravel(), h[half:].ravel())
         codes = self.nearest.exact(y[:half].ravel(), y[half:].ravel(), weights)
         return codes.astype(np.uint8).reshape(half, -1)

@@ -59,7 +59,7 @@ def fit(x: np.ndarray, values: np.ndarray, steps: int | None) -> tuple[float, np
         inner, square = blocks.sums(inverse_of(scale))
         total += float((scale * (2 * inner - scale * square)).sum(dtype=np.float64))
         scales.append(scale)
-        codes.append(nearest.codes[blocks.cells(inverse_of(scale))])
+        codes.append(nearest.near(part * inverse_of(scale)))
     return 1 - total / float((x**2).sum(dtype=np.float64)), np.concatenate(scales), np.concatenate(codes, axis=1)
 
 
