@@ -102,8 +102,8 @@ def test_of_shipped_defaults_that_fit_a_cpu_one_is_the_most_alike() -> None:
     """Two that each have a flag of their own: one more has the flags of both, and as much as is known of such a CPU."""
     for one, other in itertools.combinations(tuned._entries(), 2):
         flags = {*one["requires"], *other["requires"]}
-        most = max(len(entry["requires"]) for entry in tuned._entries() if flags >= set(entry["requires"]))
-        assert sum(len(entry["requires"]) == most and flags >= set(entry["requires"]) for entry in tuned._entries()) == 1
+        counts = [len(entry["requires"]) for entry in tuned._entries() if flags >= set(entry["requires"])]
+        assert counts.count(max(counts)) == 1
 
 
 def test_shipped_defaults_are_those_of_the_most_alike_cpu_that_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
