@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from llmc.compiler.formats.plain import F32
 
 BLOCK = 32
 LANES = 16
