@@ -6,21 +6,23 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, SUM_BLOCK, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets import tiles
+from llmc.targets.block_sums import add_sums, first_total, step_of
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rounding import QUANTIZED
 from llmc.targets.streams import FEW_ROWS
 from llmc.targets.target import Target
+from llmc.targets.tile_linear import multiply
 from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, i32, registers, splat
 
 _MANY_ROWS = 6  # of a group: measured
@@ -29,10 +31,13 @@ _MANY_ROWS = 6  # of a group: measured
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums or starts (M, 3 P/32), packed weight (T, words) -> (M, width)."""
     format = _format(attrs)
-    body = i8_body(target, format, int(shapes[0][1]) * 4)
-    tiled = min(format.block, BLOCK) if tiles.are_there(target) else 0
+    columns = int(shapes[0][1]) * 4
+    body = i8_body(target, format, columns)
     usual, more = _group(target, format)
-    return template(target, [*left_types(format), "int32"], shapes, body, more, tiled, usual)
+    many = None
+    if tiles.are_there(target) and target.knobs.tile_rows:
+        many = target.knobs.tile_rows, partial(multiply, target, format, columns)
+    return template(target, [*left_types(format), "int32"], shapes, body, more, many, usual)
 
 
 def left_types(format: BlockFormat) -> list[str]:
@@ -129,14 +134,13 @@ def _add_block(
 ) -> None:
     """acc += the products of the columns that share a scale and an offset of the weights.
 
-    With d the integer dots of the columns that also share a scale of the activations, s, and t the sum of these:
-    scale * (sum of s * d) + offset * (sum of t). Dots have a whole-number offset in them.
+    Dots have a whole-number offset in them, which is in their starts.
     """
     format = reader.format
     codes, scales, totals = left
-    step = min(format.block, BLOCK)  # columns whose dots may be summed as integers
+    step = step_of(format)
     parts = [(chunk * (CHUNK // step) + block * (format.block // step)) + i for i in range(format.block // step)]
-    finer = reader.columns // BLOCK if step == SUM_BLOCK else 0  # the sums of 16 come after those of 32
+    finer = first_total(format, reader.columns)
     scale = reader.scale(chunk, block)
     offset = None if format.whole else reader.offset(chunk, block, scale)
 
@@ -148,15 +152,10 @@ def _add_block(
         for part in parts
     ]
     for r in range(rows):
-        inner = None
-        for part, dot in zip(parts, dots, strict=True):
-            left_scale = splat(scales[row + r, T.floordiv(part * step, BLOCK)])
-            product = T.cast(get(dot, r), "float32x16")
-            inner = product * left_scale if inner is None else fma(product, left_scale, inner)
-        put(acc, r, fma(scale, inner, get(acc, r)))
-        if offset is not None:
-            total, *others = (splat(totals[row + r, finer + part]) for part in parts)
-            put(acc, r, fma(offset, sum(others, total), get(acc, r)))
+        own_scales = [scales[row + r, T.floordiv(part * step, BLOCK)] for part in parts]
+        own_totals = None if offset is None else [totals[row + r, finer + part] for part in parts]
+        sums = add_sums(get(acc, r), [get(dot, r) for dot in dots], own_scales, scale, offset, own_totals)
+        put(acc, r, sums)
 
 
 def _start(reader: Tile, stored: Any) -> Any:
@@ -175,11 +174,6 @@ def _dots(reader: Tile, codes: Any, first: Any, groups: int, words: Iterator[Any
     dots = registers((rows * TILE,), "int32")
     for r, start in enumerate(starts):
         put(dots, r, start)
-    if rows == tiles.ROWS:
-        products = tiles.dots(codes, row, first, list(islice(words, groups)))
-        for r in range(rows):
-            put(dots, r, get(dots, r) + get(products, r))
-        return dots
     target, top = reader.target, _top(reader)
     run = sums_of_pairs(target, top)
     if run > 1:

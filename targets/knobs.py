@@ -13,6 +13,7 @@ class Knobs:
     prefetch_far_bytes: int = 8192  # the same, into the second-level cache, when rows make work of each line
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
     row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
+    tile_rows: int = 8  # from so many rows on tile registers are used where there are some; 0: never
 
 
 # Knob -> the values `llmc tune` tries, the default among them: one line for each. Any of them is right for any kernel.
@@ -21,6 +22,7 @@ CANDIDATES: dict[str, tuple[int, ...]] = {
     "prefetch_far_bytes": (0, 2048, 4096, 8192, 16384),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
+    "tile_rows": (0, 4, 8, 16),
 }
 
 

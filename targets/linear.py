@@ -8,7 +8,6 @@ whatever its group, so a row's result never depends on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -16,7 +15,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, ceil_to
-from llmc.targets import tiles as tile_registers
 from llmc.targets.arguments import arguments
 from llmc.targets.parallel import parallel
 from llmc.targets.streams import FEW_ROWS, ask_ahead
@@ -102,14 +100,18 @@ def _rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None
     return next((rows for flag, rows in known.items() if target.has(flag)), (None, MORE_ROWS))
 
 
+# emit(operands, out, tile, first row, how many): writes a tile's outputs of these rows
+Whole = Callable[[list[Any], Any, Any, Any, Any], None]
+
+
 def template(
     target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
-    tiled: int = 0, usual: int | None = None,
+    many: tuple[int, Whole] | None = None, usual: int | None = None,
 ) -> tirx.PrimFunc:  # fmt: skip
     """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
 
-    `dtypes` are the operands', `more` and `usual` are for `in_groups`. `tiled`: groups of sixteen rows use tile
-    registers of so many columns.
+    `dtypes` are the operands', `more` and `usual` are for `in_groups`. `many`: from how many rows on a block has
+    something better than groups, and that.
     """
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
@@ -122,30 +124,19 @@ def template(
             start = block * size
 
             def group(row: Any, count: int, tile: Any = tile, start: Any = start) -> None:
-                _store(reduce(tile, start + row, count), out, width, tile, start + row, count)
+                store(reduce(tile, start + row, count), out, tile, start + row, count)
 
             count = T.min(rows - start, size)
-            if tiled:
-                left = _in_tiles(count, group, tiled)
-                in_groups(target, left, partial(_behind, group, count - left), more, usual)
-            else:
+            if many is None:
                 in_groups(target, count, group, more, usual)
+            else:
+                least, whole = many
+                with T.If(count >= least):
+                    with T.Then():
+                        whole(buffers, out, tile, start, count)
+                    with T.Else():
+                        in_groups(target, count, group, more, usual)
     return builder.get()
-
-
-def _behind(emit: Callable[[Any, int], None], first: Any, row: Any, rows: int) -> None:
-    emit(first + row, rows)
-
-
-def _in_tiles(count: Any, emit: Callable[[Any, int], None], columns: int) -> Any:
-    """`emit` for the first of `count` rows in groups of sixteen; how many are left."""
-    groups = T.floordiv(count, tile_registers.ROWS)
-    with T.If(groups > 0), T.Then():
-        tile_registers.configure(columns)
-        with T.serial(0, groups) as group:
-            emit(group * tile_registers.ROWS, tile_registers.ROWS)
-        tile_registers.release()
-    return T.floormod(count, tile_registers.ROWS)
 
 
 def group_rows(target: Target, usual: int | None = None) -> int:
@@ -184,7 +175,9 @@ def in_groups(
     return None
 
 
-def _store(acc: Any, out: Any, width: int, tile: Any, row: Any, rows: int) -> None:
+def store(acc: Any, out: Any, tile: Any, row: Any, rows: int) -> None:
+    """Write a tile's outputs of `rows` rows from `row` on, one register each, to out (M, N)."""
+    width = int(out.shape[1])
     for r in range(rows):
         if width % TILE == 0:
             T.buffer_store(out, get(acc, r), [row + r, lanes(tile * TILE)])

@@ -1,8 +1,8 @@
-"""Intel's tile registers (AMX): int8 dots of 16 rows and 16 outputs in one instruction.
+"""Intel's tile registers (AMX): int8 dots of up to 16 rows and 16 outputs in one instruction.
 
 Sums of bytes are exact, so what comes out is what `dot4` gives. A tile has the columns that share a scale, for the
 floating-point sums over them must go on in the order of the other kernels.
-"Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, instructions LDTILECFG to TDPBSUD.
+"Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, instructions LDTILECFG to TDPBUSD.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.target import Target
-from llmc.targets.vector import LANES, i32, lanes, registers
+from llmc.targets.vector import LANES, i32, registers
 
-ROWS = 16  # of activations in a tile
+ROWS = 16  # of activations in a tile, at most
 _WORD = 4  # bytes
 _LINE = LANES * _WORD  # bytes of a row of sums or of weights
-_SUMS, _ACTIVATIONS, _WEIGHTS = 0, 1, 2  # numbers of tile registers
+# Numbers of tile registers. Several of each, so that products need not wait until those before them are stored.
+_SUMS, _ACTIVATIONS, _WEIGHTS = range(4), range(4, 6), range(6, 8)
 
 
 def are_there(target: Target) -> bool:
@@ -30,22 +31,26 @@ def _call(name: str, *operands: Any) -> None:
     T.evaluate(T.call_llvm_intrin(f"llvm.x86.{name}", *operands, dtype="void"))
 
 
-def _tile(number: int) -> Any:
-    return tirx.const(number, "int8")
+def _tile(numbers: range, number: int) -> Any:
+    return tirx.const(numbers[number % len(numbers)], "int8")
 
 
-def configure(columns: int) -> None:
-    """Set this thread's tiles: sums (16, 16) int32, activations (16, columns) int8, weights (columns / 4, 16, 4)."""
-    shapes = {_SUMS: (ROWS, _LINE), _ACTIVATIONS: (ROWS, columns), _WEIGHTS: (columns // _WORD, _LINE)}
-    raw = bytearray(_LINE)
-    raw[0] = 1  # the palette
-    for tile, (rows, width) in shapes.items():
-        raw[16 + 2 * tile : 18 + 2 * tile] = width.to_bytes(2, "little")
-        raw[48 + tile] = rows
-    config = registers((_LINE // _WORD,), "int32")
-    for word in range(_LINE // _WORD):
-        value = int.from_bytes(raw[_WORD * word : _WORD * (word + 1)], "little", signed=True)
-        T.buffer_store(config, i32(value), [word])
+def configure(columns: int, rows: Any) -> None:
+    """Set this thread's tiles: sums (rows, 16) int32, activations (rows, columns) int8, weights (columns / 4, 64)."""
+    rows = T.cast(rows, "int32")
+    raw: list[Any] = [i32(0)] * (_LINE // _WORD)  # words
+    raw[0] = i32(1)  # the palette
+    for tiles, width, height in (
+        (_SUMS, _LINE, rows),
+        (_ACTIVATIONS, columns, rows),
+        (_WEIGHTS, _LINE, i32(columns // _WORD)),
+    ):
+        for tile in tiles:
+            raw[4 + tile // 2] = raw[4 + tile // 2] + i32(width << tile % 2 * 16)
+            raw[12 + tile // 4] = raw[12 + tile // 4] + height * i32(1 << tile % 4 * 8)
+    config = registers((len(raw),), "int32")
+    for place, word in enumerate(raw):
+        T.buffer_store(config, word, [place])
     _call("ldtilecfg", config.access_ptr("r"))
 
 
@@ -54,21 +59,20 @@ def release() -> None:
     _call("tilerelease")
 
 
-def dots(codes: Any, row: Any, start: Any, words: list[Any]) -> Any:
-    """(16 * 16,) int32: the dots of 16 rows of s8 codes (M, words) from column `start` on, with u8 weights.
+def dots(number: int, codes: Any, row: Any, start: Any, weights: Any, place: Any, rows: int, signed: bool) -> Any:
+    """(rows * 16,) int32: dots of rows of s8 codes (M, words) from column `start` on with weights, words from `place`.
 
-    `words` are int32x16: of four columns each, 16 outputs. Tiles are configured for as many columns.
+    Tiles are configured for the columns, and for `rows` rows or fewer: sums of others may be anything. A word of
+    weights has four columns, s8 where `signed`, else u8; 16 words, a row of a tile, have 16 outputs. What has different
+    numbers may be at work at once.
     """
-    weights, sums = registers((len(words) * LANES,), "int32"), registers((ROWS * LANES,), "int32")
-    for group, word in enumerate(words):
-        T.buffer_store(weights, word, [lanes(group * LANES)])
+    sums = registers((rows * LANES,), "int32")
     width = int(codes.shape[1])
-    _call("tilezero", _tile(_SUMS))
-    _call(
-        "tileloadd64", _tile(_ACTIVATIONS), codes.access_ptr("r", offset=row * width + start),
-        tirx.const(width * _WORD, "int64"),
-    )  # fmt: skip
-    _call("tileloadd64", _tile(_WEIGHTS), weights.access_ptr("r"), tirx.const(_LINE, "int64"))
-    _call("tdpbsud", _tile(_SUMS), _tile(_ACTIVATIONS), _tile(_WEIGHTS))
-    _call("tilestored64", _tile(_SUMS), sums.access_ptr("w"), tirx.const(_LINE, "int64"))
+    own_sums, left, right = (_tile(numbers, number) for numbers in (_SUMS, _ACTIVATIONS, _WEIGHTS))
+    stride = tirx.const(width * _WORD, "int64")
+    _call("tilezero", own_sums)
+    _call("tileloadd64", left, codes.access_ptr("r", offset=row * width + start), stride)
+    _call("tileloadd64", right, weights.access_ptr("r", offset=place), tirx.const(_LINE, "int64"))
+    _call("tdpbssd" if signed else "tdpbsud", own_sums, left, right)
+    _call("tilestored64", own_sums, sums.access_ptr("w"), tirx.const(_LINE, "int64"))
     return sums

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.compiler import meaning
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.manifest import Variant
 from llmc.targets import target as targets
+from llmc.targets.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import BLOCK_FORMATS, linear_case, run
+from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, run
 
 FLAGS = targets.cpu_flags()
 BEST = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))
@@ -46,13 +48,34 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL | 
     assert emulator.uninstall() == 0
 
 
+def check(case: Case, counted: ctypes.CDLL | None) -> None:
+    """Tiles are used, and give the bits of kernels without."""
+    before = counted.instructions_executed() if counted else 0
+    (got,) = run(case, TILED)
+    if counted:
+        assert counted.instructions_executed() > before, "no tile was used"
+    np.testing.assert_array_equal(got, run(case, PLAIN)[0])
+
+
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng([*map(ord, format)])
-    for rows in (16, 41):
-        case = linear_case(rng, "i8_linear", format, rows=rows)
-        before = counted.instructions_executed() if counted else 0
-        (got,) = run(case, TILED)
-        if counted:
-            assert counted.instructions_executed() > before, "no tile was used"
-        np.testing.assert_array_equal(got, run(case, PLAIN)[0])
+    for rows in (8, 41):  # a group of few; two groups and a half
+        check(linear_case(rng, "i8_linear", format, rows=rows), counted)
+
+
+@pytest.mark.parametrize("format", ["q4", "q3h", "c4", "q6_k"])
+def test_many_rows_go_through_one_panel_after_another(format: str, counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng([*map(ord, format)])
+    columns = 64 * PANEL + 256
+    x = block_format(format).left(meaning.quantize_rows(floats(rng, 147, columns)))  # a block of rows and 19
+    weight = packed(rng, format, 33, columns)
+    check(Case("i8_linear", [*x, weight], {"format": format, "width": 33}, tuple(range(len(x)))), counted)
+
+
+def test_few_rows_use_no_tile(counted: ctypes.CDLL | None) -> None:
+    if counted is None:
+        pytest.skip("tiles of the machine are not counted")
+    before = counted.instructions_executed()
+    run(linear_case(np.random.default_rng(0), "i8_linear", "q4", rows=7), TILED)
+    assert counted.instructions_executed() == before
