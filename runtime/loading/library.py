@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import importlib
 import itertools
 import os
 import sys
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from llmc.runtime.errors import ArtifactError
@@ -100,18 +102,45 @@ def _most_threads() -> int:
 
 
 def import_ffi() -> Any:
-    """The module tvm_ffi, without torch: tvm_ffi imports it where it is installed, and that takes a second."""
-    with _without("torch"):
-        import tvm_ffi
+    """The module tvm_ffi, without what it imports for others: each takes longer than the rest of it.
+
+    Torch, where it is installed, and importlib.metadata, by which it would look for its own library, which lies beside
+    it. Later it finds both.
+    """
+    if "tvm_ffi" not in sys.modules:
+        with _replaced("torch", None), _replaced("importlib.metadata", _Undistributed("importlib.metadata")):
+            import tvm_ffi.libinfo
+
+            tvm_ffi.libinfo.im = _Metadata("importlib.metadata")
+    import tvm_ffi
+
     return tvm_ffi
 
 
+class _Undistributed(ModuleType):
+    """In place of importlib.metadata: no package was installed."""
+
+    PackageNotFoundError = ModuleNotFoundError
+
+    def distribution(self, name: str) -> Any:
+        """Never there."""
+        raise ModuleNotFoundError(name)
+
+
+class _Metadata(ModuleType):
+    """importlib.metadata, imported when somebody asks for it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 @contextmanager
-def _without(name: str) -> Iterator[None]:
-    if "tvm_ffi" in sys.modules or name in sys.modules:
+def _replaced(name: str, module: ModuleType | None) -> Iterator[None]:
+    """A stand-in for a module that nobody has imported yet; None makes `import` raise ImportError."""
+    if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment]  # makes `import` raise ImportError
+    sys.modules[name] = module  # type: ignore[assignment]
     try:
         yield
     finally:
