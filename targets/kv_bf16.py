@@ -19,6 +19,7 @@ from llmc.targets.vector import (
     LANES,
     dot_bf16,
     dots_bf16,
+    exp_near,
     f32,
     held,
     i32,
@@ -39,7 +40,7 @@ class Bf16Pages(Pages):
     With `dots` a query and a row of weights are words of two bfloat16, else numbers of their own, the odd one first.
     """
 
-    exp_terms = 4
+    exp = staticmethod(exp_near)
     at_once = 2
 
     def __init__(self, target: Target, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.vector import LANES, f32, fma, lanes, prefetch, splat
+from llmc.targets.vector import LANES, exp, f32, fma, lanes, prefetch, splat
 
 LINE = 64  # bytes of a cache line
 
@@ -24,7 +24,7 @@ class Pages:
     functions: tuple[str, ...] = ()  # LLVM's text of what `multiply` calls
     at_once = 1  # tokens whose values are mixed in one step
     fetches = 0  # in how many steps of mixing what is fetched meanwhile is asked for; 0: before the first
-    exp_terms = 6  # of the exponential of scores: enough for what weights are rounded to
+    exp = staticmethod(exp)  # of scores: as near as what weights are rounded to can tell
 
     def __init__(self, size: int, elements: int, most: int = 4) -> None:
         self.size, self.width, self.elements = size, -(-size // LANES) * LANES, elements

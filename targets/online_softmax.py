@@ -10,16 +10,20 @@ so it does not matter which rows stand in a block or which thread makes a record
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.kv_pages import PAGE
 from llmc.targets.kv_bf16 import Bf16Pages
 from llmc.targets.kv_pages import Pages
 from llmc.targets.kv_plain import PlainPages
 from llmc.targets.kv_q4 import Q4Pages
 from llmc.targets.kv_q8 import Q8Pages
+from llmc.targets.kv_stream import ChunkStream
 from llmc.targets.scoring import Scoring
 from llmc.targets.sight import CHUNK, Sight
 from llmc.targets.target import Target
@@ -148,11 +152,30 @@ class Attending:
         self.kv, self.block, self.sight, self.scoring, self.group = kv, block, sight, scoring, group
         self.first_head, self.slopes = first_head, scoring.table()
         self.count = count
+        self.stream: ChunkStream | None = None
         self.queries = registers((block.room * kv.width,), "float32")
         self.pages = registers((2 * CHUNK,), "int32")  # of this chunk and of the next, looked up once
         self.indexes = registers((CHUNK,), "int32")
         self.scores = registers((CHUNK * block.room * LANES,), "float32")
         kv.prepare(block.room)
+
+    def ask_in_order(self, share: Any, shares: int, number: Any, chunks: Any) -> None:
+        """Ask for K and V by a `ChunkStream`. This is chunk `number` of a text's; `shares` tasks attend to it."""
+        block, kv = self.block, self.kv
+        scored = -(-CHUNK // block.pages) * block.groups * (kv.elements // kv.unit)
+        spans = sum(blocks for _, blocks, _ in kv.spans(block.at_once))
+        mixed = block.groups * spans * CHUNK * (PAGE // kv.at_once)
+        self.stream = ChunkStream(kv, share, shares, scored + CHUNK * block.room + mixed, number, chunks)
+
+    @contextmanager
+    def _far(self) -> Iterator[None]:
+        """What the body asks for, and a part of the stream; where that has brought this chunk, the stream alone."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.ask(self.pages, CHUNK)
+        with T.If(self.stream.begins), T.Then():
+            yield
 
     def load(self, q: Any, row: Any) -> None:
         """Queries of q (M, ...) from a row on; where there are fewer rows than the block has, the last one's again."""
@@ -199,9 +222,11 @@ class Attending:
                     T.buffer_store(sums, kv.first_sum(own + v), [place])
             with T.serial(0, units) as unit:
                 done, all = part * units + unit, block.groups * units
-                for p, page in enumerate(pages):
-                    kv.fetch(page, 1, self.group, done, all, far=True)
-                    if kv.fetches:
+                with self._far():
+                    for page in pages:
+                        kv.fetch(page, 1, self.group, done, all, far=True)
+                if kv.fetches:
+                    for p in range(block.pages):
                         kv.fetch(self.pages[(some + 1) * block.pages + p], 0, self.group, done, all, far=False)
                 keys = [kv.key_unit(page, self.group, unit) for page in pages]
                 for e in range(kv.unit):
@@ -234,9 +259,11 @@ class Attending:
         with T.serial(0, block.room) as vector:
             to.put(greatest(to.get(vector, width + LANES)), vector, width + LANES)
         with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
+            if self.stream is not None:
+                self.stream.ask(self.pages, CHUNK)
             place = self._place(i, vector)
             score, zero = self.scores[lanes(place)], splat(f32(0))
-            weight = exp(score - to.get(vector, width + LANES), self.kv.exp_terms)
+            weight = self.kv.exp(score - to.get(vector, width + LANES))
             weight = held(self.kv.rounded(T.Select(score > splat(f32(HIDDEN)), weight, zero)))
             to.put(to.get(vector, width) + weight, vector, width)
             self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
@@ -273,7 +300,8 @@ class Attending:
             with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
                 if kv.fetches:
                     done, all = passed * kv.fetches + step, parts * kv.fetches
-                    kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
+                    with self._far():
+                        kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
                     kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
                 for at, values in kv.mixed(page, self.group, step, register, count, tokens):
                     for v, row in enumerate(places):

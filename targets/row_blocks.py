@@ -12,6 +12,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.kv_pages import Pages
+from llmc.targets.kv_stream import streams
 from llmc.targets.online_softmax import Attending, Block, Records, registers_of
 from llmc.targets.parallel import parallel
 from llmc.targets.rows import PARALLEL_ROWS
@@ -165,6 +166,8 @@ class _Rows:
         sight = Sight(self.places, row, 1, 1)
         attending = Attending(self.kv, self.single, sight, self.scoring, 1, group, first_head)
         attending.load(self.q, row)
+        if streams(self.kv):
+            attending.ask_in_order(share, self.shares, T.floordiv(inside, self.shares), sight.chunks[1])
         last = share + 1 == self.shares
         following = self._share(T.if_then_else(last, i32(0), share + 1))[0], T.if_then_else(last, i32(CHUNK), i32(0))
         attending.chunk(sight.chunks[0] + T.floordiv(inside, self.shares), to, following)

@@ -266,12 +266,12 @@ def round_int(x: Any) -> Any:
     return T.reinterpret(x + splat(f32(magic)), dtype="int32x16") - splat(i32(0x4B400000))
 
 
-def exp(x: Any, terms: int = 6) -> Any:
+def exp(x: Any) -> Any:
     """e^x in float32x16 for x <= 88, within 2 ulp; below -87 it is e^-87, near enough to 0.
 
-    2^n * e^r with n = round(x / ln 2) by adding 1.5 * 2^23, r by Cody-Waite in two parts, e^r by a polynomial of degree
-    `terms`: with 4 of them it is within 4.4e-5, relatively.
+    2^n * e^r with n = round(x / ln 2) by adding 1.5 * 2^23, r by Cody-Waite in two parts, e^r by a polynomial.
     """
+    terms = 6
     low = splat(f32(-87.0))
     x = T.max(x, low)
     shifter = splat(f32(12582912.0))
@@ -283,6 +283,26 @@ def exp(x: Any, terms: int = 6) -> Any:
         poly = fma(poly, r, splat(f32(1 / math.factorial(power))))
     scale = T.shift_left(T.cast(n, "int32x16") + splat(i32(127)), splat(i32(23)))
     return poly * T.reinterpret(scale, dtype="float32x16")
+
+
+# 2^r - 1 over powers of r from the fourth down, fitted to the least relative error of 2^r for |r| <= 0.5: 2.8e-6.
+_POWER = (0.009582853, 0.055906426, 0.24024099, 0.6931242)
+
+
+def exp_near(x: Any) -> Any:
+    """e^x in float32x16 for x <= 0, relatively within 7e-6, of 0 exactly 1; below -87 it is e^-87: a third less work.
+
+    2^n * 2^r with n + r = x / ln 2, in which the error of a rounded 1 / ln 2 grows with x. 1.5 * 2^23 + n has n in its
+    low bits, so adding these to the exponent of 2^r multiplies by 2^n.
+    """
+    x, per_unit = T.max(x, splat(f32(-87.0))), splat(f32(1 / math.log(2)))
+    shifter = splat(f32(12582912.0))
+    shifted = held(fma(x, per_unit, shifter))
+    r = held(fma(x, per_unit, shifter - shifted))
+    poly = _polynomial(r, (*_POWER, 1.0))
+    bits = T.reinterpret(poly, dtype="int32x16")
+    exponent = T.shift_left(T.reinterpret(shifted, dtype="int32x16"), splat(i32(23)))
+    return T.reinterpret(bits + exponent, dtype="float32x16")
 
 
 def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:

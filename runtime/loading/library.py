@@ -111,7 +111,7 @@ def import_ffi() -> Any:
         with _replaced("torch", None), _replaced("importlib.metadata", _Undistributed("importlib.metadata")):
             import tvm_ffi.libinfo
 
-            tvm_ffi.libinfo.im = _Metadata("importlib.metadata")
+            vars(tvm_ffi.libinfo)["im"] = _Metadata("importlib.metadata")
     import tvm_ffi
 
     return tvm_ffi
