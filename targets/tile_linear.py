@@ -63,32 +63,39 @@ class Panel:
 
 
 class Multiplication:
-    """Rows `start` to `start + count` of `left`, at most `most`, times a tile of outputs."""
+    """Rows `start` to `start + count` of `left`, at most `most`, times a tile of outputs.
+
+    Whole groups of sixteen rows, and one of those that are over.
+    """
 
     def __init__(self, panel: Panel, left: list[Any], start: Any, count: Any, most: int) -> None:
         self.panel, self.left, self.start, self.count = panel, left, start, count
         self.step, self.steps = step_of(panel.format), CHUNK // step_of(panel.format)
+        self.whole, self.over = T.floordiv(count, tiles.ROWS), T.floormod(count, tiles.ROWS)
         self.sums = registers(((most + tiles.ROWS) * TILE,), "float32")  # of all rows so far; a group may be over
         with T.serial(0, count) as row:
             T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
+        tiles.configure(self.step, T.Select(self.whole > 0, i64(tiles.ROWS), self.over))
 
     def add_panel(self, first: Any, chunks: Any) -> None:
         """Add the products of `chunks` chunks from the first on."""
         with T.serial(0, chunks) as at:
             self.panel.unpack(first + at, at)
-        whole = T.floordiv(self.count, tiles.ROWS)
-        over = T.floormod(self.count, tiles.ROWS)
-        with T.If(whole > 0), T.Then():
-            tiles.configure(self.step, tiles.ROWS)
-            with T.serial(0, whole) as group:
-                self._add(first, chunks, group * tiles.ROWS, tiles.ROWS)
-        with T.If(over > 0), T.Then():
-            tiles.configure(self.step, over)
-            with T.If(over > _FEW):
+        with T.serial(0, self.whole) as group:
+            self._add(first, chunks, group * tiles.ROWS, tiles.ROWS)
+        with T.If(self.over > 0), T.Then():
+            self._configure_between(self.over)
+            with T.If(self.over > _FEW):
                 with T.Then():
-                    self._add(first, chunks, whole * tiles.ROWS, tiles.ROWS)
+                    self._add(first, chunks, self.whole * tiles.ROWS, tiles.ROWS)
                 with T.Else():
-                    self._add(first, chunks, whole * tiles.ROWS, _FEW)
+                    self._add(first, chunks, self.whole * tiles.ROWS, _FEW)
+            self._configure_between(i64(tiles.ROWS))
+
+    def _configure_between(self, rows: Any) -> None:
+        """Tiles of so many rows, where there are whole groups and others by turns: it takes as long as a few dots."""
+        with T.If(self.whole > 0), T.Then():
+            tiles.configure(self.step, rows)
 
     def _add(self, first: Any, chunks: Any, row: Any, rows: int) -> None:
         """The panel's products with a group of rows, of which the last may not be there."""
@@ -125,6 +132,11 @@ class Multiplication:
         return found, [totals[row, at + step] for step in steps]
 
 
+def i64(value: int) -> Any:
+    """An int64 constant."""
+    return tirx.const(value, "int64")
+
+
 def multiply(
     target: Target, format: BlockFormat, columns: int, buffers: list[Any], out: Any, tile: Any, start: Any, count: Any
 ) -> None:
@@ -133,7 +145,7 @@ def multiply(
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
     chunks = columns // CHUNK
-    rows = Multiplication(Panel(reader), left, start, count, target.knobs.row_block)
+    rows = Multiplication(Panel(reader), left, start, T.cast(count, "int64"), target.knobs.row_block)
     with T.serial(0, -(-chunks // PANEL)) as panel:
         rows.add_panel(panel * PANEL, T.min(chunks - panel * PANEL, PANEL))
     tiles.release()

@@ -118,6 +118,12 @@ static void dot_bytes(int c, int a, int b, int a_signed, int b_signed) {
       }
 }
 
+/* Whether the shapes of three different tiles go together; the instruction is illegal where they do not. */
+static int match(int c, int a, int b) {
+  return c != a && c != b && a != b && row_counts[c] == row_counts[a] && row_bytes[a] == 4 * row_counts[b] &&
+         row_bytes[c] == row_bytes[b];
+}
+
 /* Runs one instruction; 0 when it is not one of ours, or not allowed as it stands. */
 static int run(Instruction *in, const ucontext_t *context) {
   uint64_t stride;
@@ -142,6 +148,7 @@ static int run(Instruction *in, const ucontext_t *context) {
     return 1;
   }
   if (in->opcode == 0x5E && in->mod == 3) {
+    if (!match(tile, in->rm, in->vvvv & 7)) return 0;
     /* pp: none = u u, 66 = u s, F3 = s u, F2 = s s */
     dot_bytes(tile, in->rm, in->vvvv & 7, in->pp >= 2, in->pp == 1 || in->pp == 3);
     return 1;
