@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.vector import LANES, exp, f32, fma, lanes, prefetch, splat
@@ -43,6 +42,12 @@ class Pages:
         """K (D * 16,) of one head of a page: of each element, sixteen tokens."""
         raise NotImplementedError
 
+    @property
+    def page_elements(self) -> int:
+        """Elements of a page: K and V of all heads."""
+        _, sides, heads, width = self.buffer.shape
+        return int(sides) * int(heads) * int(width)
+
     def span_of(self, side: int, head: Any) -> tuple[list[Any], int, int]:
         """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
         raise NotImplementedError
@@ -53,8 +58,8 @@ class Pages:
         Pages lie anywhere, so the hardware cannot guess the next one.
         """
         (at, own_head, start), count, size = self.span_of(side, head)
-        _, sides, heads, width = (int(n) if isinstance(n, tirx.IntImm) else 0 for n in self.buffer.shape)
-        begin = T.cast(page, "int64") * (sides * heads * width) + (at * heads + own_head) * width + start
+        heads, width = (int(n) for n in self.buffer.shape[2:])
+        begin = T.cast(page, "int64") * self.page_elements + (at * heads + own_head) * width + start
         lines = -(-count * size // LINE)
         each = -(-lines // parts)
         for line in range(each):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import DataType
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.kv_pages import LINE, Pages
@@ -23,7 +22,7 @@ class ChunkStream:
 
     def __init__(self, kv: Pages, share: Any, shares: int, ticks: int, number: Any, chunks: Any) -> None:
         """This chunk is the `number`-th of `chunks`."""
-        self.buffer, self.page = kv.buffer, _page_elements(kv)
+        self.buffer, self.page = kv.buffer, kv.page_elements
         self.elements = LINE // _element_bytes(kv)  # of a line
         self.page_lines = self.page // self.elements
         self.lines = CHUNK * self.page_lines
@@ -47,13 +46,9 @@ class ChunkStream:
 
 def streams(kv: Pages) -> bool:
     """Whether chunks of these pages are small enough, and are multiplied so quickly that memory is waited for."""
-    return kv.fetches > 0 and CHUNK * _page_elements(kv) * _element_bytes(kv) <= MOST_BYTES
-
-
-def _page_elements(kv: Pages) -> int:
-    _, sides, heads, width = kv.buffer.shape
-    return int(sides) * int(heads) * int(width)
+    return kv.fetches > 0 and CHUNK * kv.page_elements * _element_bytes(kv) <= MOST_BYTES
 
 
 def _element_bytes(kv: Pages) -> int:
-    return DataType(kv.buffer.dtype).itemsize
+    _, _, size = kv.span_of(0, 0)
+    return size

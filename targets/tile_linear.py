@@ -18,7 +18,7 @@ from llmc.targets.block_sums import add_sums, first_total, step_of
 from llmc.targets.codes import CHUNK, Tile
 from llmc.targets.linear import get, put, store
 from llmc.targets.target import Target
-from llmc.targets.vector import f32, held, lanes, registers, splat
+from llmc.targets.vector import f32, held, i32, lanes, registers, splat
 
 PANEL = 8  # chunks of a panel
 _WORDS = CHUNK // 4  # of a row of a chunk
@@ -75,7 +75,7 @@ class Multiplication:
         self.sums = registers(((most + tiles.ROWS) * TILE,), "float32")  # of all rows so far; a group may be over
         with T.serial(0, count) as row:
             T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
-        tiles.configure(self.step, T.Select(self.whole > 0, i64(tiles.ROWS), self.over))
+        tiles.configure(self.step, T.Select(self.whole > 0, i32(tiles.ROWS), T.cast(self.over, "int32")))
 
     def add_panel(self, first: Any, chunks: Any) -> None:
         """Add the products of `chunks` chunks from the first on."""
@@ -90,7 +90,7 @@ class Multiplication:
                     self._add(first, chunks, self.whole * tiles.ROWS, tiles.ROWS)
                 with T.Else():
                     self._add(first, chunks, self.whole * tiles.ROWS, _FEW)
-            self._configure_between(i64(tiles.ROWS))
+            self._configure_between(i32(tiles.ROWS))
 
     def _configure_between(self, rows: Any) -> None:
         """Tiles of so many rows, where there are whole groups and others by turns: it takes as long as a few dots."""
@@ -132,11 +132,6 @@ class Multiplication:
         return found, [totals[row, at + step] for step in steps]
 
 
-def i64(value: int) -> Any:
-    """An int64 constant."""
-    return tirx.const(value, "int64")
-
-
 def multiply(
     target: Target, format: BlockFormat, columns: int, buffers: list[Any], out: Any, tile: Any, start: Any, count: Any
 ) -> None:
@@ -145,7 +140,7 @@ def multiply(
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
     chunks = columns // CHUNK
-    rows = Multiplication(Panel(reader), left, start, T.cast(count, "int64"), target.knobs.row_block)
+    rows = Multiplication(Panel(reader), left, start, count, target.knobs.row_block)
     with T.serial(0, -(-chunks // PANEL)) as panel:
         rows.add_panel(panel * PANEL, T.min(chunks - panel * PANEL, PANEL))
     tiles.release()

@@ -271,15 +271,14 @@ def exp(x: Any) -> Any:
 
     2^n * e^r with n = round(x / ln 2) by adding 1.5 * 2^23, r by Cody-Waite in two parts, e^r by a polynomial.
     """
-    terms = 6
     low = splat(f32(-87.0))
     x = T.max(x, low)
     shifter = splat(f32(12582912.0))
     n = fma(x, splat(f32(1 / math.log(2))), shifter) - shifter
     r = fma(n, splat(f32(-0.693359375)), x)
     r = fma(n, splat(f32(2.12194440e-4)), r)
-    poly = splat(f32(1 / math.factorial(terms)))
-    for power in range(terms - 1, -1, -1):
+    poly = splat(f32(1 / math.factorial(6)))
+    for power in range(5, -1, -1):
         poly = fma(poly, r, splat(f32(1 / math.factorial(power))))
     scale = T.shift_left(T.cast(n, "int32x16") + splat(i32(127)), splat(i32(23)))
     return poly * T.reinterpret(scale, dtype="float32x16")

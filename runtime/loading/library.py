@@ -102,19 +102,23 @@ def _most_threads() -> int:
 
 
 def import_ffi() -> Any:
-    """The module tvm_ffi, without what it imports for others: each takes longer than the rest of it.
+    """The module tvm_ffi, without torch: tvm_ffi imports it where it is installed, and that takes a second.
 
-    Torch, where it is installed, and importlib.metadata, by which it would look for its own library, which lies beside
-    it. Later it finds both.
+    Nor importlib.metadata, a third of what is left, by which it would look for its own library, which lies beside it;
+    but another thread could be importing that right now.
     """
     if "tvm_ffi" not in sys.modules:
-        with _replaced("torch", None), _replaced("importlib.metadata", _Undistributed("importlib.metadata")):
-            import tvm_ffi.libinfo
+        with _replaced("torch", None):
+            if threading.active_count() == 1:
+                _import_undistributed()
+            importlib.import_module("tvm_ffi")
+    return sys.modules["tvm_ffi"]
 
-            vars(tvm_ffi.libinfo)["im"] = _Metadata("importlib.metadata")
-    import tvm_ffi
 
-    return tvm_ffi
+def _import_undistributed() -> None:
+    with _replaced("importlib.metadata", _Undistributed("importlib.metadata")):
+        import tvm_ffi.libinfo
+    vars(tvm_ffi.libinfo)["im"] = _Metadata("importlib.metadata")
 
 
 class _Undistributed(ModuleType):

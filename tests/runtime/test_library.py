@@ -21,5 +21,17 @@ IMPORT = "import sys; from llmc.runtime.loading.library import import_ffi; ffi =
     ],
 )
 def test_what_tvm_ffi_imports_for_others_comes_later(said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT + said], capture_output=True, text=True)
+    check(IMPORT + said)
+
+
+def test_another_thread_always_finds_the_real_module() -> None:
+    other = "import threading; end = threading.Event(); threading.Thread(target=end.wait, daemon=True).start(); "
+    check(
+        other + IMPORT + "assert 'torch' not in sys.modules; import importlib.metadata as m; assert ffi.libinfo.im is m"
+    )
+
+
+def check(program: str) -> None:
+    """It ends without an error."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
