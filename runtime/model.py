@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.runtime.bound import bind
-from llmc.runtime.encoder import F32, Guess, best, encode_rows, pool
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.engine.streams import TextStream
@@ -30,6 +29,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
 
 if TYPE_CHECKING:
+    from llmc.runtime.encoder import F32, Guess
     from llmc.runtime.quality import Evaluation, Subject
     from llmc.runtime.workers.front import Front
 
@@ -264,6 +264,8 @@ class Model:
 
         Raises RequestError for a model that is no encoder with a pooling.
         """
+        from llmc.runtime.encoder import encode_rows, pool  # only encoders need it
+
         self._check_task("embed")
         if isinstance(texts, (str, bytes)) or not len(texts):
             raise RequestError("texts: wanted a list of at least one text")
@@ -278,6 +280,8 @@ class Model:
 
         Raises RequestError for a text without a mask, or a model that is no masked language model.
         """
+        from llmc.runtime.encoder import Guess, best, encode_rows
+
         self._check_task("fill")
         mask = self._facts.special.get("mask_token", "[MASK]")
         ids = self._framed(text, False)

@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmc.runtime.decoding.beams import BeamSearch
 from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.engine.query import Answer, Query
@@ -17,6 +17,9 @@ from llmc.runtime.engine.results import StepResult
 from llmc.runtime.engine.room import Room
 from llmc.runtime.errors import LlmcError
 from llmc.runtime.text.tokenizer import TextStream
+
+if TYPE_CHECKING:
+    from llmc.runtime.decoding.beams import BeamSearch
 
 _BROKEN = "the model computed {} that are not finite; its weights may be damaged or not fit its spec"
 

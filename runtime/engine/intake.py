@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmc.runtime.cache.pages import pages_for
-from llmc.runtime.decoding.beams import BeamSearch
 from llmc.runtime.decoding.chooser import Choice, Chooser
 from llmc.runtime.decoding.options import Options
 from llmc.runtime.decoding.stops import StopMatcher
@@ -55,6 +54,8 @@ class Intake:
         search = None
         answers = [self._answer(options, opening, ends, window, sample) for sample in range(options.n)]
         if options.beams > 1:
+            from llmc.runtime.decoding.beams import BeamSearch  # only a search needs it
+
             most = min(options.max_tokens, limit - len(opening))
             forced = 0 if source_ids is None else len(opening) - 1  # all but the token that every answer begins with
             search = BeamSearch.start(options, opening, self.runner.vocab, most, ends, self.suppressed, forced)

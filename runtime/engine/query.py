@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.cache.pages import Sequence, pages_for
-from llmc.runtime.cache.swap import Copy
-from llmc.runtime.decoding.beams import BeamSearch
 from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.decoding.chooser import Choice, Chooser
 from llmc.runtime.decoding.options import Options
@@ -22,6 +21,10 @@ from llmc.runtime.errors import LlmcError
 from llmc.runtime.generate import Generation
 from llmc.runtime.parts import Passage
 from llmc.runtime.text.tokenizer import TextStream
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache.swap import Copy
+    from llmc.runtime.decoding.beams import BeamSearch
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,14 +107,41 @@ def import_ffi() -> Any:
     """The module tvm_ffi, without torch: tvm_ffi imports it where it is installed, and that takes a second.
 
     Nor importlib.metadata, a third of what is left, by which it would look for its own library, which lies beside it;
-    but another thread could be importing that right now.
+    but another thread could be importing that right now. Its part that builds C++ is imported when somebody uses it.
     """
     if "tvm_ffi" not in sys.modules:
-        with _replaced("torch", None):
+        with _replaced("torch", None), _put_off("tvm_ffi.cpp"):
             if threading.active_count() == 1:
                 _import_undistributed()
             importlib.import_module("tvm_ffi")
     return sys.modules["tvm_ffi"]
+
+
+@contextmanager
+def _put_off(name: str) -> Iterator[None]:
+    """Whoever imports a module gets one that is read when it is first used."""
+    finder = _Lazily(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Lazily:
+    """Finds one module as all others are found, but has it loaded lazily."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Nothing for any other module."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == self.name else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def _import_undistributed() -> None:
