@@ -5,7 +5,6 @@ q = quantize_rows(rms_norm(x, w)) -> q = rms_norm_i8(x, w), and likewise for all
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import tvm
@@ -15,6 +14,7 @@ from llmc.compiler import ops
 from llmc.compiler.formats import GROUP
 from llmc.compiler.ops.quantized import ENDING, QUANTIZED
 from llmc.compiler.rewrite import rewrite_functions
+from llmc.passes.reads import reads_of
 
 
 def fuse_quantize(module: tvm.IRModule) -> tvm.IRModule:
@@ -37,8 +37,7 @@ class _Fuse(relax.PyExprMutator):
 
     def _plan(self, function: Any) -> None:
         bound = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
-        reads = Counter[Any]()
-        relax.analysis.post_order_visit(function.body, lambda expr: reads.update(_operands(expr)))
+        reads = reads_of(function)
         for variable, value in bound.items():
             found = ops.match(value)
             if found is None or found[0].name != "quantize_rows":
@@ -78,14 +77,3 @@ def _name(value: Any) -> str:
     """Of an op of ours, else nothing."""
     found = None if value is None else ops.match(value)
     return found[0].name if found else ""
-
-
-def _operands(expr: Any) -> list[Any]:
-    """What an expression reads, as often as it does."""
-    if isinstance(expr, relax.Call):
-        return [part for part in expr.args if not isinstance(part, relax.Tuple)]
-    if isinstance(expr, relax.TupleGetItem):
-        return [expr.tuple_value]
-    if isinstance(expr, relax.SeqExpr):
-        return [expr.body]
-    return list(expr.fields) if isinstance(expr, relax.Tuple) else []

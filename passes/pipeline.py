@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler.pipeline import Stage
+from llmc.passes.fuse_activation import fuse_activation
 from llmc.passes.fuse_add_norm import fuse_add_norm
 from llmc.passes.fuse_linears import Choose, fuse_linears
 from llmc.passes.fuse_quantize import fuse_quantize
@@ -34,5 +35,6 @@ def stages(choose: Choose, exact: bool = False) -> list[Stage]:
         Stage("fuse_add_norm", fuse_add_norm, "any time before lowering"),
         Stage("pack_weights", lambda module: pack_weights(module, choose, exact), "after fusion: each matrix is final"),
         Stage("fuse_quantize", fuse_quantize, "after pack_weights, which says what is rounded to int8"),
+        Stage("fuse_activation", fuse_activation, "after fuse_quantize: it fuses what that has made"),
         Stage("lift_weights", lift_weights, "last: everything about weights stands in the graph by now"),
     ]

@@ -17,7 +17,7 @@ from llmc.compiler.formats.layout import SPREAD
 from llmc.targets import tiles
 from llmc.targets.block_sums import add_sums, first_total, step_of
 from llmc.targets.codes import CHUNK, Tile
-from llmc.targets.linear import MORE_ROWS, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rounding import QUANTIZED
 from llmc.targets.streams import FEW_ROWS
@@ -30,14 +30,18 @@ _MANY_ROWS = 6  # of a group: measured
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums or starts (M, 3 P/32), packed weight (T, words) -> (M, width)."""
+    return template(target, shapes, i8_product(target, shapes, attrs))
+
+
+def i8_product(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> Product:
+    """The product of i8_linear, whose operands have these shapes."""
     format = _format(attrs)
     columns = int(shapes[0][1]) * 4
-    body = i8_body(target, format, columns)
     usual, more = _group(target, format)
     many = None
     if tiles.are_there(target) and target.knobs.tile_rows:
         many = target.knobs.tile_rows, partial(multiply, target, format, columns)
-    return template(target, [*left_types(format), "int32"], shapes, body, more, many, usual)
+    return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, many)
 
 
 def left_types(format: BlockFormat) -> list[str]:
@@ -87,7 +91,8 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
     """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
     if attrs["format"] == "f32":
         return f32_linear(target, shapes, attrs)
-    return template(target, ["float32", "int32"], shapes, packed_body(target, _format(attrs), int(shapes[0][1])))
+    body = packed_body(target, _format(attrs), int(shapes[0][1]))
+    return template(target, shapes, Product(["float32", "int32"], body))
 
 
 def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -119,7 +119,7 @@ def _relu(x: Any) -> Any:
     return T.Select(x < splat(f32(0)), splat(f32(0)), x)
 
 
-_ACTIVATIONS: dict[str, Sixteen] = {
+_FUNCTIONS: dict[str, Sixteen] = {
     "silu": lambda x: _swish(x, 1),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
@@ -131,9 +131,9 @@ _ACTIVATIONS: dict[str, Sixteen] = {
 
 
 def _activation(attrs: dict[str, Any]) -> Sixteen:
-    if attrs["activation"] not in _ACTIVATIONS:
-        raise LlmcError(f"no kernel for activation {attrs['activation']!r}; llmc knows: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[attrs["activation"]]
+    if attrs["activation"] not in _FUNCTIONS:
+        raise LlmcError(f"no kernel for activation {attrs['activation']!r}; llmc knows: {', '.join(_FUNCTIONS)}")
+    return _FUNCTIONS[attrs["activation"]]
 
 
 def activate(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -187,33 +187,32 @@ def _halves(shapes: list[Any], function: Pair) -> tirx.PrimFunc:
     return kernel(["float32"] * 2, shapes, body)
 
 
-def activate_i8(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, F) -> activation(x) as quantize_rows gives it."""
-    activation, width = _activation(attrs), whole_groups(shapes[0])
+@dataclass(frozen=True)
+class Activation:
+    """How a row of `parts` F columns becomes one of F: `of(attrs)` of what stands in the same place of each part."""
 
-    def body(buffers: list[Any], row: Any) -> None:
-        x, *quantized = buffers
-        quantize_row(lambda c: activation(x[row, lanes(c)]), row, width, quantized)
+    parts: int
+    of: Callable[[dict[str, Any]], Callable[..., Any]]
 
-    return kernel(["float32", *QUANTIZED], shapes, body)
+    def i8(self, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+        """x (M, parts F) -> (M, F) as quantize_rows gives it."""
+        function, width = self.of(attrs), whole_groups(shapes[0]) // self.parts
 
+        def body(buffers: list[Any], row: Any) -> None:
+            x, *quantized = buffers
+            parts = range(0, self.parts * width, width)
+            quantize_row(lambda c: function(*(x[row, lanes(part + c)] for part in parts)), row, width, quantized)
 
-def _halves_i8(function: Callable[[dict[str, Any]], Pair], target: Target, shapes: list[Any], attrs: Any) -> Any:
-    """x (M, 2F) -> function(first half, second half) (M, F) as quantize_rows gives it."""
-    pair, width = function(attrs), whole_groups(shapes[0]) // 2
-
-    def body(buffers: list[Any], row: Any) -> None:
-        x, *quantized = buffers
-        quantize_row(lambda c: pair(x[row, lanes(c)], x[row, lanes(width + c)]), row, width, quantized)
-
-    return kernel(["float32", *QUANTIZED], shapes, body)
+        return kernel(["float32", *QUANTIZED], shapes, body)
 
 
-QUANTIZED_ACTIVATIONS: dict[str, Any] = {
-    "activate_i8": activate_i8,
-    "gated_i8": partial(_halves_i8, _gate),
-    "bounded_gated_i8": partial(_halves_i8, _bounded_gate),
+# By the op whose result they are, of those that are fused with what quantizes it.
+ACTIVATIONS = {
+    "activate": Activation(1, _activation),
+    "gated": Activation(2, _gate),
+    "bounded_gated": Activation(2, _bounded_gate),
 }
+QUANTIZED_ACTIVATIONS = {f"{name}_i8": activation.i8 for name, activation in ACTIVATIONS.items()}
 
 
 def xielu(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.linear import Reduce, template
+from llmc.targets.linear import Product, Reduce, template
 from llmc.targets.reductions import PER_WORD, reduction, sliced
 from llmc.targets.rows import columns, copy_columns, kernel
 from llmc.targets.target import Target
@@ -35,7 +35,7 @@ def head_linear(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
 
         return reduce
 
-    return template(target, [*left_types, weight_type], shapes, body)
+    return template(target, shapes, Product([*left_types, weight_type], body))
 
 
 def latent_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -8,6 +8,7 @@ whatever its group, so a row's result never depends on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -43,7 +44,7 @@ Reduce = Callable[[Any, Any, int], Any]
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
     usual, more = _rows(target, _ROWS_OF_F32)
-    return template(target, ["float32", "float32"], shapes, f32_body(int(shapes[0][1])), more, usual=usual)
+    return template(target, shapes, Product(["float32", "float32"], f32_body(int(shapes[0][1])), more, usual))
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -68,7 +69,7 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
     usual, more = _rows(target, _ROWS_OF_BF16)
-    return template(target, ["int32", "int32"], shapes, bf16_body(target, int(shapes[0][1])), more, usual=usual)
+    return template(target, shapes, Product(["int32", "int32"], bf16_body(target, int(shapes[0][1])), more, usual))
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
@@ -100,42 +101,59 @@ def _rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None
     return next((rows for flag, rows in known.items() if target.has(flag)), (None, MORE_ROWS))
 
 
-# emit(operands, out, tile, first row, how many): writes a tile's outputs of these rows
-Whole = Callable[[list[Any], Any, Any, Any, Any], None]
+# write(sums, first row, rows): takes a tile's sums of these rows, one register each
+Write = Callable[[Any, Any, int], None]
+# emit(operands, tile, first row, how many, write): the same for many rows, however it goes through them
+Whole = Callable[[list[Any], Any, Any, Any, Write], None]
 
 
-def template(
-    target: Target, dtypes: list[str], shapes: list[Any], body: Callable[[list[Any]], Reduce], more: int = MORE_ROWS,
-    many: tuple[int, Whole] | None = None, usual: int | None = None,
-) -> tirx.PrimFunc:  # fmt: skip
-    """The loops round a reduction: blocks of rows, tiles in parallel, groups of rows, and the store of a tile.
+@dataclass(frozen=True)
+class Product:
+    """How rows are multiplied with a tile of outputs.
 
-    `dtypes` are the operands', `more` and `usual` are for `in_groups`. `many`: from how many rows on a block has
-    something better than groups, and that.
+    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`. `many`: from how many rows on
+    a block has something better than groups, and that.
     """
+
+    dtypes: list[str]
+    body: Callable[[list[Any]], Reduce]
+    more: int = MORE_ROWS
+    usual: int | None = None
+    many: tuple[int, Whole] | None = None
+
+    def rows_of_tile(self, target: Target, buffers: list[Any], tile: Any, start: Any, count: Any, write: Write) -> None:
+        """Rows `start` to `start + count` of a tile, each given to `write` once."""
+        reduce = self.body(buffers)
+
+        def group(row: Any, rows: int) -> None:
+            write(reduce(tile, start + row, rows), start + row, rows)
+
+        if self.many is None:
+            in_groups(target, count, group, self.more, self.usual)
+            return
+        least, whole = self.many
+        with T.If(count >= least):
+            with T.Then():
+                whole(buffers, tile, start, count, write)
+            with T.Else():
+                in_groups(target, count, group, self.more, self.usual)
+
+
+def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
+    """The loops round a product: blocks of rows, tiles in parallel, and the store of a tile."""
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
     with IRBuilder() as builder, T.prim_func():
-        *buffers, out = arguments([*dtypes, "float32"], shapes)
+        *buffers, out = arguments([*product.dtypes, "float32"], shapes)
         rows = shapes[0][0]
-        reduce = body(buffers)
         size = target.knobs.row_block
         with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles) as tile:
             start = block * size
 
-            def group(row: Any, count: int, tile: Any = tile, start: Any = start) -> None:
-                store(reduce(tile, start + row, count), out, tile, start + row, count)
+            def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
+                store(sums, out, tile, row, rows)
 
-            count = T.min(rows - start, size)
-            if many is None:
-                in_groups(target, count, group, more, usual)
-            else:
-                least, whole = many
-                with T.If(count >= least):
-                    with T.Then():
-                        whole(buffers, out, tile, start, count)
-                    with T.Else():
-                        in_groups(target, count, group, more, usual)
+            product.rows_of_tile(target, buffers, tile, start, T.min(rows - start, size), write)
     return builder.get()
 
 

@@ -17,6 +17,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops.collective import STAYING
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.targets import (
+    activated_linear,
     attention,
     block_linear,
     cross_attention,
@@ -80,6 +81,7 @@ KERNELS: dict[str, Kernel] = {
     "gate_rows": routing.gate_rows,
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
+    **activated_linear.KERNELS,
     **norms.QUANTIZED_NORMS,
     **elementwise.QUANTIZED_ACTIVATIONS,
     **experts.KERNELS,

@@ -22,6 +22,26 @@ define i32 @llmc_align_stack() alwaysinline {
 """
 
 
+# Says that every vector register of AVX-512 is written.
+_FORGOTTEN = f"""
+define i32 @llmc_forget_registers() alwaysinline {{
+  call void asm sideeffect "", "{",".join(f"~{{zmm{number}}}" for number in range(32))}"()
+  ret i32 0
+}}
+"""
+
+
+def forget_registers(target: Target) -> None:
+    """What follows finds its constants in memory, not in vector registers, where those are many: measured.
+
+    LLVM loads the constants of a loop ahead of it. So those of what is done at the end of each turn are held, or
+    spilled and fetched, all through the loops before it, which need the registers.
+    """
+    if target.has("avx512f"):
+        with imported(_FORGOTTEN):
+            T.evaluate(T.call_extern("int32", "llmc_forget_registers"))
+
+
 @contextmanager
 def parallel(target: Target, count: Any) -> Iterator[Any]:
     """The number of the turn, below `count`. The body is a function of its own, whose spilled registers are aligned."""

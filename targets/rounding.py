@@ -61,24 +61,29 @@ def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized:
 
     It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
     """
+    with T.serial(0, ceil_to(width, GROUP) // BLOCK) as block:
+        quantize_block([sixteen(block * BLOCK + at) for at in range(0, BLOCK, LANES)], row, block, quantized)
+
+
+def quantize_block(numbers: list[Any], row: Any, block: Any, quantized: list[Any]) -> None:
+    """Write what quantize_rows gives for a block of a row: `numbers` are its 32 columns, float32x16 twice."""
     codes, scales, sums, starts = quantized
-    blocks = ceil_to(width, GROUP) // BLOCK
-    with T.serial(0, blocks) as block:
-        halves = [held(sixteen(block * BLOCK + at)) for at in range(0, BLOCK, LANES)]
-        top = greatest(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves)))
-        inverse = held(T.Select(top > splat(f32(0)), splat(f32(127)) / top, splat(f32(0))))
-        scale = registers((1,), "float32")
-        T.buffer_store(scale, first_lane(top) / f32(127), [0])
-        T.buffer_store(scales, scale[0], [row, block])
-        rounded = [held(round_int(v * inverse), "int32") for v in halves]
-        totals = [T.call_llvm_pure_intrin("llvm.vector.reduce.add", v, dtype="int32") for v in rounded]
-        places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
-        for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
-            T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
-            T.buffer_store(starts, total * i32(-MIDDLE), [row, place])
-        for number, words in enumerate(rounded):
-            packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
-            T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])
+    blocks = int(scales.shape[1])
+    halves = [held(sixteen) for sixteen in numbers]
+    top = greatest(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves)))
+    inverse = held(T.Select(top > splat(f32(0)), splat(f32(127)) / top, splat(f32(0))))
+    scale = registers((1,), "float32")
+    T.buffer_store(scale, first_lane(top) / f32(127), [0])
+    T.buffer_store(scales, scale[0], [row, block])
+    rounded = [held(round_int(v * inverse), "int32") for v in halves]
+    totals = [T.call_llvm_pure_intrin("llvm.vector.reduce.add", v, dtype="int32") for v in rounded]
+    places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
+    for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
+        T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
+        T.buffer_store(starts, total * i32(-MIDDLE), [row, place])
+    for number, words in enumerate(rounded):
+        packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
+        T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])
 
 
 def whole_groups(shape: list[Any]) -> int:

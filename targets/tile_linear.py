@@ -16,7 +16,7 @@ from llmc.compiler.formats import BLOCK, TILE, BlockFormat
 from llmc.targets import tiles
 from llmc.targets.block_sums import add_sums, first_total, step_of
 from llmc.targets.codes import CHUNK, Tile
-from llmc.targets.linear import get, put, store
+from llmc.targets.linear import Write, get, put
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, held, i32, lanes, registers, splat
 
@@ -133,9 +133,10 @@ class Multiplication:
 
 
 def multiply(
-    target: Target, format: BlockFormat, columns: int, buffers: list[Any], out: Any, tile: Any, start: Any, count: Any
-) -> None:
-    """Rows `start` to `start + count` of `buffers` (codes, scales, sums or starts, weight) times a tile -> out."""
+    target: Target, format: BlockFormat, columns: int, buffers: list[Any], tile: Any, start: Any, count: Any,
+    write: Write,
+) -> None:  # fmt: skip
+    """Rows `start` to `start + count` of `buffers` (codes, scales, sums or starts, weight) times a tile."""
     *left, weight = buffers
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
@@ -150,4 +151,4 @@ def multiply(
         row_scale = reader.row_scale()
         if row_scale is not None:
             put(acc, 0, get(acc, 0) * row_scale)
-        store(acc, out, tile, start + row, 1)
+        write(acc, start + row, 1)

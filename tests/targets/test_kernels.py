@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
-from llmc.compiler.ops.quantized import ENDING, QUANTIZED
+from llmc.compiler.ops.quantized import ENDING, MULTIPLIED, QUANTIZED, after_linear
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS
 
@@ -59,7 +59,7 @@ WIDTHS = [name for name in ("native", "avx2", "portable") if name in DISTINCT]  
 
 
 def test_every_kernel_has_a_case() -> None:
-    fused = {op + ENDING for op in QUANTIZED}  # test_quantized.py
+    fused = {op + ENDING for op in QUANTIZED} | {after_linear(op + ENDING) for op in MULTIPLIED}  # test_quantized.py
     assert set(CASES) | set(ATTENTION_CASES) | set(EXPERT_CASES) | set(LATENT_CASES) | fused == set(KERNELS)
 
 

@@ -12,10 +12,10 @@ import pytest
 from llmc.compiler import meaning
 from llmc.compiler.formats import BLOCK, MIDDLE
 from llmc.compiler.ops import OPS
-from llmc.compiler.ops.quantized import ENDING, QUANTIZED
+from llmc.compiler.ops.quantized import ENDING, LINEAR, MULTIPLIED, QUANTIZED, after_linear
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import ROWS, Case, floats, result
+from kernel_cases import ROWS, Case, block_format, floats, packed, result
 from test_kernels import VARIANTS, WIDTHS
 
 Arrays = list[np.ndarray]
@@ -58,6 +58,27 @@ def test_a_fused_kernel_has_the_bits_of_the_two_it_stands_for(op: str, variant: 
         for got, wanted in zip(found, apart, strict=True):
             np.testing.assert_array_equal(got, wanted[:rows])
     _near(found[len(others) :], np.asarray(floats_[-1] if isinstance(floats_, tuple) else floats_), expected)
+
+
+@pytest.mark.parametrize("variant", WIDTHS)
+@pytest.mark.parametrize("format", ["q8", "q4", "q3h", "c4"])
+@pytest.mark.parametrize("op", MULTIPLIED)
+def test_a_linear_layer_with_its_activation_has_the_bits_of_the_two(op: str, format: str, variant: str) -> None:
+    rng, target = np.random.default_rng([*map(ord, op + format + variant)]), VARIANTS[variant]
+    attrs = _case(rng, op).attrs
+    width, columns = 64 * int(rng.integers(1, 4)) * (2 if "gated" in op else 1), 256
+    left = block_format(format).left(meaning.quantize_rows(floats(rng, ROWS[-1], columns)))
+    symbolic, both = tuple(range(len(left))), {"format": format, "width": width}
+    operands = [*left, packed(rng, format, width, columns)]
+    expected = OPS[after_linear(op + ENDING)].meaning(*operands, **both, **attrs)
+    (plain,) = result(Case(LINEAR, operands, both, symbolic), target, (np.zeros((ROWS[-1], width), np.float32),))
+    apart = result(Case(op + ENDING, [plain], attrs, (0,)), target, expected)
+    for rows in (1, 3, ROWS[-1]):
+        inputs = [a[:rows].copy() if i in symbolic else a for i, a in enumerate(operands)]
+        fused = Case(after_linear(op + ENDING), inputs, both | attrs, symbolic)
+        for got, wanted in zip(result(fused, target, _like(rows, *expected)), apart, strict=True):
+            np.testing.assert_array_equal(got, wanted[:rows])
+    _near(apart, OPS[op].meaning(OPS[LINEAR].meaning(*operands, **both), **attrs), expected)
 
 
 def _near(found: Arrays, plain: np.ndarray, expected: tuple[np.ndarray, ...]) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
+from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.manifest import Variant
 from llmc.targets import target as targets
 from llmc.targets.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, run
+from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, result, run
 
 FLAGS = targets.cpu_flags()
 BEST = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))
@@ -71,6 +72,19 @@ def test_many_rows_go_through_one_panel_after_another(format: str, counted: ctyp
     x = block_format(format).left(meaning.quantize_rows(floats(rng, 147, columns)))  # a block of rows and 19
     weight = packed(rng, format, 33, columns)
     check(Case("i8_linear", [*x, weight], {"format": format, "width": 33}, tuple(range(len(x)))), counted)
+
+
+def test_a_gated_layer_gives_the_same_bits(counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(1)
+    x = block_format("q4").left(meaning.quantize_rows(floats(rng, 41, 256)))
+    attrs = {"format": "q4", "width": 256, "activation": "silu"}
+    case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4", 256, 256)], attrs, tuple(range(len(x))))
+    like = OPS[case.op].meaning(*case.arrays, **attrs)
+    before = counted.instructions_executed() if counted else 0
+    found = result(case, TILED, like)
+    assert counted is None or counted.instructions_executed() > before, "no tile was used"
+    for got, wanted in zip(found, result(case, PLAIN, like), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_few_rows_use_no_tile(counted: ctypes.CDLL | None) -> None:

@@ -85,6 +85,7 @@ def test_keys_tell_kernels_apart_and_not_by_what_sizes_are_called() -> None:
     assert kernel_key("i8_linear", [[m, 8], [2, 4]], attrs) == kernel_key("i8_linear", [[n, 8], [2, 4]], attrs)
     assert kernel_key("a", [[m, n]], {}) != kernel_key("a", [[m, m]], {})
     assert kernel_key("a", [[m, 8]], {"width": 16}) != kernel_key("a", [[m, 8]], {"width": 32})
+    assert family_key("i8_linear_gated_i8", attrs) == "i8_linear q4"
     assert [family_key("i8_linear", attrs), family_key("rms_norm", {"eps": 1.0})] == ["i8_linear q4", "rms_norm"]
 
 
