@@ -9,14 +9,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import BLOCK, GROUP, MIDDLE, ceil_to
+from llmc.compiler.formats import GROUP, MIDDLE, ceil_to
 from llmc.targets.rows import kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     LANES,
+    TOPS,
+    chosen,
     f32,
-    first_lane,
-    greatest,
+    greatest_of_two,
     held,
     i32,
     lanes,
@@ -24,6 +25,7 @@ from llmc.targets.vector import (
     round_bf16,
     round_int,
     splat,
+    sums_of_four,
 )
 
 
@@ -61,29 +63,44 @@ def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized:
 
     It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
     """
-    with T.serial(0, ceil_to(width, GROUP) // BLOCK) as block:
-        quantize_block([sixteen(block * BLOCK + at) for at in range(0, BLOCK, LANES)], row, block, quantized)
+    with T.serial(0, ceil_to(width, GROUP) // GROUP) as group:
+        quantize_group([sixteen(group * GROUP + at) for at in range(0, GROUP, LANES)], row, group, quantized)
 
 
-def quantize_block(numbers: list[Any], row: Any, block: Any, quantized: list[Any]) -> None:
-    """Write what quantize_rows gives for a block of a row: `numbers` are its 32 columns, float32x16 twice."""
+def quantize_group(numbers: list[Any], row: Any, group: Any, quantized: list[Any]) -> None:
+    """Write what quantize_rows gives for two blocks of a row: `numbers` are their 64 columns, float32x16 each.
+
+    What is found of a block or a half, its greatest number or its sum, is found for all of them at once.
+    """
     codes, scales, sums, starts = quantized
     blocks = int(scales.shape[1])
-    halves = [held(sixteen) for sixteen in numbers]
-    top = greatest(T.max(*(T.max(v, splat(f32(0)) - v) for v in halves)))
-    inverse = held(T.Select(top > splat(f32(0)), splat(f32(127)) / top, splat(f32(0))))
-    scale = registers((1,), "float32")
-    T.buffer_store(scale, first_lane(top) / f32(127), [0])
-    T.buffer_store(scales, scale[0], [row, block])
-    rounded = [held(round_int(v * inverse), "int32") for v in halves]
-    totals = [T.call_llvm_pure_intrin("llvm.vector.reduce.add", v, dtype="int32") for v in rounded]
-    places = [block, blocks + block * 2, blocks + block * 2 + 1]  # sums of 32, then those of 16
-    for total, place in zip([totals[0] + totals[1], *totals], places, strict=True):
-        T.buffer_store(sums, T.cast(total, "float32") * scale[0], [row, place])
-        T.buffer_store(starts, total * i32(-MIDDLE), [row, place])
-    for number, words in enumerate(rounded):
+    sixteens = [held(sixteen) for sixteen in numbers]
+    larger = [T.max(_magnitude(v), _magnitude(w)) for v, w in (sixteens[:2], sixteens[2:])]
+    tops = greatest_of_two(*larger)
+    scale = held(tops / _of(127.0, TOPS), "float32", TOPS)
+    inverse = held(T.Select(tops > _of(0.0, TOPS), _of(127.0, TOPS) / tops, _of(0.0, TOPS)), "float32", TOPS)
+    T.buffer_store(scales, chosen(scale, 0, 1), [row, T.ramp(group * 2, 1, 2)])
+    rounded = [held(round_int(v * splat(chosen(inverse, at // 2))), "int32") for at, v in enumerate(sixteens)]
+    halves = held(sums_of_four(rounded), "int32", 4)
+    for totals, own, first in (
+        (chosen(halves, 0, 2) + chosen(halves, 1, 3), (0, 1), 0),  # of blocks
+        (halves, (0, 0, 1, 1), blocks),
+    ):
+        count = len(own)
+        place = [row, T.ramp(group * count + first, 1, count)]
+        T.buffer_store(sums, T.cast(totals, f"float32x{count}") * chosen(scale, *own), place)
+        T.buffer_store(starts, totals * T.broadcast(i32(-MIDDLE), count), place)
+    for at, words in enumerate(rounded):
         packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
-        T.buffer_store(codes, packed, [row, T.ramp(block * (BLOCK // 4) + number * (LANES // 4), 1, LANES // 4)])
+        T.buffer_store(codes, packed, [row, T.ramp(group * (GROUP // 4) + at * (LANES // 4), 1, LANES // 4)])
+
+
+def _magnitude(x: Any) -> Any:
+    return T.max(x, splat(f32(0)) - x)
+
+
+def _of(value: float, count: int) -> Any:
+    return T.broadcast(f32(value), count)
 
 
 def whole_groups(shape: list[Any]) -> int:

@@ -50,11 +50,12 @@ def registers(shape: tuple[int, ...], dtype: str) -> Any:
     return T.alloc_local(shape, dtype, annotations={"disable_lower_builtin": True})
 
 
-def held(x: Any, dtype: str = "float32") -> Any:
-    """Sixteen lanes computed here, once, to be read several times."""
-    out = registers((LANES,), dtype)
-    T.buffer_store(out, x, [lanes(0)])
-    return out[lanes(0)]
+def held(x: Any, dtype: str = "float32", count: int = LANES) -> Any:
+    """`count` lanes computed here, once, to be read several times."""
+    out = registers((count,), dtype)
+    place = T.ramp(0, 1, count)
+    T.buffer_store(out, x, [place])
+    return out[place]
 
 
 @contextmanager
@@ -92,6 +93,49 @@ def greatest(x: Any) -> Any:
         x = held(x)
         x = T.max(x, tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)]))
     return held(x)
+
+
+TOPS = 4  # lanes of what greatest_of_two gives
+
+
+def greatest_of_two(one: Any, other: Any) -> Any:
+    """The greatest of the lanes of each of two float32x16, in turns: (one's, other's, one's, other's)."""
+    x = T.max(*_interleaved(one, other, 1))
+    for distance in (2, 4, 8):
+        x = held(x)
+        x = T.max(x, tirx.Shuffle([x], [i32(lane ^ distance) for lane in range(LANES)]))
+    return held(chosen(held(x), *range(TOPS)), "float32", TOPS)
+
+
+def sums_of_four(parts: list[Any]) -> Any:
+    """The sums of the lanes of each of four int32x16, int32x4."""
+    low, high = (_sum(_interleaved(*pair, 1)) for pair in (parts[:2], parts[2:]))
+    x = _sum(_interleaved(low, high, 2))
+    for width in (8, 4):
+        x = T.vectorlow(f"int32x{width}", x) + T.vectorhigh(f"int32x{width}", x)
+    return x
+
+
+def _sum(pair: tuple[Any, Any]) -> Any:
+    return held(pair[0] + pair[1], "int32")
+
+
+def _interleaved(one: Any, other: Any, run: int) -> tuple[Any, Any]:
+    """In each four lanes `run` lanes of one and as many of the other by turns: from their first two, and their last."""
+    halves = []
+    for first in (0, 2):
+        order = [four + first + at + start for four in range(0, LANES, 4) for at, start in _TURNS[run]]
+        halves.append(tirx.Shuffle([one, other], [i32(lane) for lane in order]))
+    return halves[0], halves[1]
+
+
+# Lanes of a run -> (lane of the two that are taken, where the vector that it is of begins).
+_TURNS = {1: ((0, 0), (0, LANES), (1, 0), (1, LANES)), 2: ((0, 0), (1, 0), (0, LANES), (1, LANES))}
+
+
+def chosen(x: Any, *numbers: int) -> Any:
+    """Some lanes of a vector, in this order; of one lane, a scalar."""
+    return tirx.Shuffle([x], [i32(number) for number in numbers])
 
 
 def any_at_least(x: Any, bound: Any) -> Any:
