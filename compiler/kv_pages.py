@@ -5,7 +5,7 @@ a page has of a kv head is K, then V. Letters: G kv heads, D head size, W = D ro
 
   f32        K (D, 16), V (16, D) float32
   bf16       K (E/2, 16, 2), V (8, D, 2) bfloat16 bits in uint16, E = D rounded up to 2: two elements of a token lie
-             together in K, an element of two tokens in V, as products of pairs take them (targets/kv_bf16.py)
+             together in K, an element of two tokens in V, as products of pairs take them (targets/attention/kv_bf16.py)
   q8         K: scale (16,) bf16; codes (D, 16) int8, up to 16 W bytes
              V: scale (16,) bf16; codes (16, W) int8
   q4         K: scale (16,) bf16; six-bit codes (W/4, 3, 16): for a token and four elements, byte j < 2 has the low

@@ -16,27 +16,31 @@ from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops.collective import STAYING
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.targets import (
-    activated_linear,
+from llmc.targets.attention import (
     attention,
-    block_linear,
     cross_attention,
-    elementwise,
+    grow_queries,
+    heads,
+    store_kv,
+    turn_keys,
+)
+from llmc.targets.matrices import (
+    activated_linear,
+    block_linear,
     embedding,
     experts,
     experts_bias,
-    grow_queries,
-    heads,
     linear,
+    routing,
+)
+from llmc.targets.rows import (
+    elementwise,
     norms,
     rope,
     rounding,
-    routing,
     rows,
     sinusoid,
-    store_kv,
     top,
-    turn_keys,
 )
 from llmc.targets.target import Target
 from llmc.targets.tuned import Tuned, kernel_key

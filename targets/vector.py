@@ -109,7 +109,7 @@ def greatest_of_two(one: Any, other: Any) -> Any:
 
 def sums_of_four(parts: list[Any]) -> Any:
     """The sums of the lanes of each of four int32x16, int32x4."""
-    low, high = (_sum(_interleaved(*pair, 1)) for pair in (parts[:2], parts[2:]))
+    low, high = (_sum(_interleaved(first, second, 1)) for first, second in (parts[:2], parts[2:]))
     x = _sum(_interleaved(low, high, 2))
     for width in (8, 4):
         x = T.vectorlow(f"int32x{width}", x) + T.vectorhigh(f"int32x{width}", x)

@@ -18,7 +18,7 @@ from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.manifest import Variant
 from llmc.targets import target as targets
-from llmc.targets.tile_linear import PANEL
+from llmc.targets.matrices.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, result, run

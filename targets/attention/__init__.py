@@ -1,0 +1,1 @@
+"""Kernels of attention and of what it reads: pages of keys and values."""

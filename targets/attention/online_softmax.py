@@ -1,0 +1,314 @@
+"""Softmax over the pages of one sequence, for a block of query vectors: the middle of every attention.
+
+A page of a kv head is 16 tokens: in K one element of all tokens lies together, so a vector of scores grows one
+multiply-add an element, and in V a token's elements do. What a page holds is in kv_plain.py, kv_q8.py and kv_q4.py.
+
+A chunk is sixteen pages. Of each a record is made: scores of all its tokens, their softmax, the mix of values; and the
+records of chunks are merged in order. Where chunks begin and what a row's record of one is depends on the row alone,
+so it does not matter which rows stand in a block or which thread makes a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.kv_pages import PAGE
+from llmc.targets.attention.kv_bf16 import Bf16Pages
+from llmc.targets.attention.kv_pages import Pages
+from llmc.targets.attention.kv_plain import PlainPages
+from llmc.targets.attention.kv_q4 import Q4Pages
+from llmc.targets.attention.kv_q8 import Q8Pages
+from llmc.targets.attention.kv_stream import ChunkStream
+from llmc.targets.attention.scoring import Scoring
+from llmc.targets.attention.sight import CHUNK, Sight
+from llmc.targets.target import Target
+from llmc.targets.vector import LANES, exp, f32, fma, greatest, held, lanes, reduce_sum, registers, splat
+
+HIDDEN = -1e30  # the score of a token a row may not see
+
+
+def pages_of(target: Target, kind: str, size: int) -> Pages:
+    """What reads and writes pages of a kind, of heads of this size."""
+    if kind == "bf16":
+        return Bf16Pages(target, size)
+    return {"f32": PlainPages, "q8": Q8Pages, "q4": Q4Pages}[kind](size)
+
+
+def registers_of(target: Target) -> int:
+    """How many vectors of sixteen float32 the machine's registers hold."""
+    if target.has("avx512f"):
+        return 32
+    return 8 if target.has("avx2") or target.arch == "aarch64" else 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """rows x heads query vectors that share a kv head, as `groups` of `vectors` that are multiplied at once.
+
+    `registers` is what the machine has; sums, what is multiplied with all of a group, and one query stay in them.
+    """
+
+    rows: int
+    heads: int
+    registers: int
+
+    @property
+    def groups(self) -> int:
+        """How many groups."""
+        most = 12 if self.registers >= 32 else self.registers - 2  # 12, so that there is room for two pages at once
+        return -(-self.rows * self.heads // most)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors in a group; those of the last may be more than there are."""
+        return -(-self.rows * self.heads // self.groups)
+
+    @property
+    def room(self) -> int:
+        """Vectors in all groups."""
+        return self.groups * self.vectors
+
+    @property
+    def at_once(self) -> int:
+        """Registers of keys or values that are multiplied with a group at once."""
+        return (self.registers - 1) // (self.vectors + 1)
+
+    @property
+    def pages(self) -> int:
+        """Pages whose scores are made at once."""
+        return min(2, self.at_once)
+
+
+class Records:
+    """What is known of each query vector after some tokens, in a buffer from `start` on.
+
+    W sums of weights times values, sixteen sums of weights, and the greatest score, against which weights are,
+    sixteen times.
+    """
+
+    def __init__(self, buffer: Any, start: Any, width: int) -> None:
+        self.buffer, self.start, self.width = buffer, start, width
+
+    @staticmethod
+    def size(width: int) -> int:
+        """Numbers of one record."""
+        return width + 2 * LANES
+
+    def at(self, vector: Any, column: Any) -> Any:
+        """The index of sixteen numbers."""
+        return lanes(self.start + vector * Records.size(self.width) + column)
+
+    def get(self, vector: Any, column: Any) -> Any:
+        """Sixteen numbers."""
+        return self.buffer[self.at(vector, column)]
+
+    def put(self, value: Any, vector: Any, column: Any) -> None:
+        """Set sixteen numbers."""
+        T.buffer_store(self.buffer, value, [self.at(vector, column)])
+
+    def clear(self, vector: Any, sink: Any = None) -> None:
+        """Nothing seen yet; a sink is a token that was seen before all others."""
+        with T.serial(0, self.width // LANES + 1) as step:
+            self.put(splat(f32(0)), vector, step * LANES)
+        if sink is not None:
+            T.buffer_store(self.buffer, f32(1), [self.start + vector * Records.size(self.width) + self.width])
+        self.put(splat(f32(HIDDEN) if sink is None else sink), vector, self.width + LANES)
+
+    def merge(self, other: Records, vector: Any, theirs: Any) -> None:
+        """Take in another record, of tokens that come after those seen so far."""
+        column = self.width + LANES
+        tops = held(self.get(vector, column)), held(other.get(theirs, column))
+        top = held(T.max(*tops))
+        mine, new = (held(exp(one - top)) for one in tops)
+        with T.serial(0, self.width // LANES + 1) as step:
+            total = fma(self.get(vector, step * LANES), mine, other.get(theirs, step * LANES) * new)
+            self.put(total, vector, step * LANES)
+        self.put(top, vector, column)
+
+    def finish(self, kv: Pages, vector: Any, out: Any, row: Any, start: Any) -> None:
+        """The average of the values into out[row, start : start + D]."""
+        x = registers((self.width,), "float32")
+        with T.serial(0, self.width // LANES) as step:
+            T.buffer_store(x, self.get(vector, step * LANES), [lanes(step * LANES)])
+        kv.finish(x)
+        inverse = registers((1,), "float32")
+        T.buffer_store(inverse, f32(1) / reduce_sum(self.get(vector, self.width)), [0])
+        with T.serial(0, kv.size) as d:
+            T.buffer_store(out, x[d] * inverse[0], [row, start + d])
+
+
+class Attending:
+    """A block's query vectors, read once, and what is done with them a chunk at a time."""
+
+    def __init__(
+        self, kv: Pages, block: Block, sight: Sight, scoring: Scoring, count: Any, group: Any, first_head: Any
+    ) -> None:
+        """`count` are the rows that there are, `group` is the kv head, `first_head` the first of the query heads."""
+        self.kv, self.block, self.sight, self.scoring, self.group = kv, block, sight, scoring, group
+        self.first_head, self.slopes = first_head, scoring.table()
+        self.count = count
+        self.stream: ChunkStream | None = None
+        self.queries = registers((block.room * kv.width,), "float32")
+        self.pages = registers((2 * CHUNK,), "int32")  # of this chunk and of the next, looked up once
+        self.indexes = registers((CHUNK,), "int32")
+        self.scores = registers((CHUNK * block.room * LANES,), "float32")
+        kv.prepare(block.room)
+
+    def ask_in_order(self, share: Any, shares: int, number: Any, chunks: Any) -> None:
+        """Ask for K and V by a `ChunkStream`. This is chunk `number` of a text's; `shares` tasks attend to it."""
+        block, kv = self.block, self.kv
+        scored = -(-CHUNK // block.pages) * block.groups * (kv.elements // kv.unit)
+        spans = sum(blocks for _, blocks, _ in kv.spans(block.at_once))
+        mixed = block.groups * spans * CHUNK * (PAGE // kv.at_once)
+        self.stream = ChunkStream(kv, share, shares, scored + CHUNK * block.room + mixed, number, chunks)
+
+    @contextmanager
+    def _far(self) -> Iterator[None]:
+        """What the body asks for, and a part of the stream; where that has brought this chunk, the stream alone."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.ask(self.pages, CHUNK)
+        with T.If(self.stream.begins), T.Then():
+            yield
+
+    def load(self, q: Any, row: Any) -> None:
+        """Queries of q (M, ...) from a row on; where there are fewer rows than the block has, the last one's again."""
+        with T.serial(0, self.block.room) as vector:
+            r = T.min(T.floordiv(vector, self.block.heads), self.count - 1)
+            head = self.first_head + T.floormod(vector, self.block.heads)
+            self.kv.query(q, row + r, head * self.kv.size, self.queries, vector)
+
+    def chunk(self, chunk: Any, to: Records, following: tuple[Any, Any] | None = None) -> None:
+        """Records of one chunk. `following`: the kv head whose K comes next, and 0 if of this chunk, CHUNK of the next.
+
+        By default it is the same head's of the next chunk.
+        """
+        first = registers((2,), "int32")
+        T.buffer_store(first, T.max(chunk * CHUNK, self.sight.begin), [0])
+        T.buffer_store(first, T.min((chunk + 1) * CHUNK, self.sight.end) - first[0], [1])
+        self._look_up(first[0])
+        self._score(first[1])
+        self._weigh(first[1], to)
+        self._mix(first[1], to, following or (self.group, CHUNK))
+
+    def _look_up(self, first: Any) -> None:
+        with T.serial(0, 2 * CHUNK) as i:
+            index = self.sight.index(T.min(first + i, self.sight.end - 1))
+            T.buffer_store(self.pages, self.sight.page(index), [i])
+        with T.serial(0, CHUNK) as i:
+            T.buffer_store(self.indexes, self.sight.index(first + i), [i])
+
+    def _place(self, page: Any, vector: Any) -> Any:
+        """Where a page's scores of a vector begin."""
+        return (page * self.block.room + vector) * LANES
+
+    def _score(self, many: Any) -> None:
+        """Products of all vectors with the keys of the chunk's pages; V of these pages is fetched meanwhile."""
+        block, kv = self.block, self.kv
+        units = kv.elements // kv.unit
+        with T.serial(0, T.floordiv(many + (block.pages - 1), block.pages)) as some, T.serial(0, block.groups) as part:
+            own = part * block.vectors
+            pages = [self.pages[some * block.pages + p] for p in range(block.pages)]
+            sums = registers((block.pages * block.vectors * LANES,), "float32")
+            places = [[lanes((p * block.vectors + v) * LANES) for v in range(block.vectors)] for p in range(len(pages))]
+            for row in places:
+                for v, place in enumerate(row):
+                    T.buffer_store(sums, kv.first_sum(own + v), [place])
+            with T.serial(0, units) as unit:
+                done, all = part * units + unit, block.groups * units
+                with self._far():
+                    for page in pages:
+                        kv.fetch(page, 1, self.group, done, all, far=True)
+                if kv.fetches:
+                    for p in range(block.pages):
+                        kv.fetch(self.pages[(some + 1) * block.pages + p], 0, self.group, done, all, far=False)
+                keys = [kv.key_unit(page, self.group, unit) for page in pages]
+                for e in range(kv.unit):
+                    for v in range(block.vectors):
+                        query = self.queries[(own + v) * kv.width + unit * kv.unit + e]
+                        for p, row in enumerate(places):
+                            T.buffer_store(sums, kv.multiply(query, keys[p][e], sums[row[v]]), [row[v]])
+            for p, row in enumerate(places):
+                for v, place in enumerate(row):
+                    products = kv.products(sums[place], pages[p], self.group)
+                    T.buffer_store(self.scores, products, [lanes(self._place(some * block.pages + p, own + v))])
+
+    def _weigh(self, many: Any, to: Records) -> None:
+        """Products -> weights against the chunk's greatest score; that and their sums into the records."""
+        block, width = self.block, to.width
+        with T.serial(0, block.room) as vector:
+            to.put(splat(f32(0)), vector, width)
+            to.put(splat(f32(HIDDEN)), vector, width + LANES)
+        with T.serial(0, many) as i, T.serial(0, self.count) as r:
+            seen = self.sight.shows(r, self.indexes[i])
+            with T.serial(0, block.heads) as h:
+                vector = r * block.heads + h
+                place = lanes(self._place(i, vector))
+                score = self.scoring.score(
+                    self.scores[place], self.first_head + h, self.slopes, self.sight.place(r, self.indexes[i])
+                )
+                score = held(T.Select(seen, score, splat(f32(HIDDEN))))
+                T.buffer_store(self.scores, score, [place])
+                to.put(T.max(to.get(vector, width + LANES), score), vector, width + LANES)
+        with T.serial(0, block.room) as vector:
+            to.put(greatest(to.get(vector, width + LANES)), vector, width + LANES)
+        with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
+            if self.stream is not None:
+                self.stream.ask(self.pages, CHUNK)
+            place = self._place(i, vector)
+            score, zero = self.scores[lanes(place)], splat(f32(0))
+            weight = self.kv.exp(score - to.get(vector, width + LANES))
+            weight = held(self.kv.rounded(T.Select(score > splat(f32(HIDDEN)), weight, zero)))
+            to.put(to.get(vector, width) + weight, vector, width)
+            self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
+
+    def _mix(self, many: Any, to: Records, following: tuple[Any, Any]) -> None:
+        """Weights times values, into the records; K of what is following is fetched meanwhile."""
+        block = self.block
+        with T.serial(0, block.groups) as part:
+            for first, blocks, count in self.kv.spans(block.at_once):
+                with T.serial(0, blocks) as step:
+                    self._mix_span(many, to, following, part, first + step * count, count)
+
+    def _mix_span(
+        self, many: Any, to: Records, following: tuple[Any, Any], part: Any, register: Any, count: int
+    ) -> None:
+        """`count` registers of each value for a group of vectors."""
+        block, kv = self.block, self.kv
+        own, registers_of = part * block.vectors, kv.width // LANES
+        sums = registers((block.vectors * count * LANES,), "float32")
+        places = [[lanes((v * count + c) * LANES) for c in range(count)] for v in range(block.vectors)]
+        for row in places:
+            for place in row:
+                T.buffer_store(sums, splat(f32(0)), [place])
+        kv.begin_span(block.vectors)
+        with T.serial(0, many) as i:
+            page = self.pages[i]
+            passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
+            head, ahead = following
+            if not kv.fetches:
+                kv.fetch(self.pages[i + ahead], 0, head, passed, parts, far=True)
+            given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
+            scaled = kv.span_weights(given, page, self.group, register)
+            tokens = self.sight.tokens(self.indexes[i])
+            with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
+                if kv.fetches:
+                    done, all = passed * kv.fetches + step, parts * kv.fetches
+                    with self._far():
+                        kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
+                    kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
+                for at, values in kv.mixed(page, self.group, step, register, count, tokens):
+                    for v, row in enumerate(places):
+                        own_weight = self.scores[self._place(i, own + v) + at]
+                        weight = own_weight if scaled is None else scaled[v * LANES + at]
+                        for value, place in zip(values, row, strict=True):
+                            T.buffer_store(sums, kv.multiply(weight, value, sums[place]), [place])
+        for v, row in enumerate(places):
+            for c, place in enumerate(row):
+                to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))

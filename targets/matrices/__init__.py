@@ -1,0 +1,1 @@
+"""Kernels that multiply with packed matrices or look up in them."""

@@ -1,0 +1,67 @@
+"""Linear layers whose outputs go through an activation and to int8 before they leave the caches.
+
+A turn makes the sums of the outputs that 64 columns are made of, for all rows of a block of rows, and then the columns:
+a gated layer's from as many of its gate and of what that gates.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import GROUP, TILE
+from llmc.targets.arguments import arguments
+from llmc.targets.matrices.block_linear import i8_product
+from llmc.targets.matrices.linear import get
+from llmc.targets.parallel import forget_registers, parallel
+from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
+from llmc.targets.rows.rounding import QUANTIZED, quantize_group, whole_groups
+from llmc.targets.target import Target
+from llmc.targets.vector import lanes, registers
+
+_TILES = GROUP // TILE  # of a group of columns
+
+
+def activated_i8_linear(
+    activation: Activation, target: Target, shapes: list[Any], attrs: dict[str, Any]
+) -> tirx.PrimFunc:
+    """Operands of i8_linear -> what `activation` makes of its result (M, width), as quantize_rows gives it."""
+    combine = activation.of(attrs)
+    width = whole_groups([0, attrs["width"]]) // activation.parts
+    tiles = width // TILE  # of a part
+    product = i8_product(target, shapes, attrs)
+    each = activation.parts * _TILES  # tiles of a turn
+    with IRBuilder() as builder, T.prim_func():
+        buffers = arguments([*product.dtypes, *QUANTIZED], shapes)
+        operands, quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
+        rows, size = shapes[0][0], target.knobs.row_block
+        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, width // GROUP) as turn:
+            start = block * size
+            count = T.min(rows - start, size)
+            sums = registers((size * each * TILE,), "float32")
+            with T.serial(0, each) as number:
+                part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
+
+                def write(found: Any, row: Any, rows: int, number: Any = number, start: Any = start) -> None:
+                    for r in range(rows):
+                        place = lanes(((row + r - start) * each + number) * TILE)
+                        T.buffer_store(sums, get(found, r), [place])
+
+                product.rows_of_tile(target, operands, part * tiles + turn * _TILES + tile, start, count, write)
+            forget_registers(target)
+            with T.serial(0, count) as row:
+                numbers = [
+                    combine(*(sums[lanes((row * each + first + tile) * TILE)] for first in range(0, each, _TILES)))
+                    for tile in range(_TILES)
+                ]
+                quantize_group(numbers, start + row, turn, quantized)
+    return builder.get()
+
+
+KERNELS: dict[str, Any] = {
+    f"i8_linear_{name}_i8": partial(activated_i8_linear, activation) for name, activation in ACTIVATIONS.items()
+}

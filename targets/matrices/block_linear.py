@@ -1,0 +1,218 @@
+"""Linear layers over block formats: one reduction for every format, for int8 and for float32 activations.
+
+The reduction goes by chunks of 64 columns; a chunk's codes and scales are read once and shared by a group of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, TILE, BlockFormat
+from llmc.compiler.formats.layout import SPREAD
+from llmc.targets.matrices import tiles
+from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
+from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.matrices.streams import FEW_ROWS
+from llmc.targets.matrices.tile_linear import multiply
+from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
+from llmc.targets.rows.rounding import QUANTIZED
+from llmc.targets.target import Target
+from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, i32, registers, splat
+
+_MANY_ROWS = 6  # of a group: measured
+
+
+def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """codes (M, P/4), scales (M, P/32), sums or starts (M, 3 P/32), packed weight (T, words) -> (M, width)."""
+    return template(target, shapes, i8_product(target, shapes, attrs))
+
+
+def i8_product(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> Product:
+    """The product of i8_linear, whose operands have these shapes."""
+    format = _format(attrs)
+    columns = int(shapes[0][1]) * 4
+    usual, more = _group(target, format)
+    many = None
+    if tiles.are_there(target) and target.knobs.tile_rows:
+        many = target.knobs.tile_rows, partial(multiply, target, format, columns)
+    return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, many)
+
+
+def left_types(format: BlockFormat) -> list[str]:
+    """Dtypes of what a product with int8 has on its left."""
+    return format.left(QUANTIZED)
+
+
+def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
+    """Rows of a group, None for what most formats do well with, and how many more it may have when there are few.
+
+    With registers of 256 bits the more rows share what takes long to unpack the better, though sums are spilled. Longer
+    blocks have sums of their own besides the dots: they get no more than usual.
+    """
+    more = MORE_ROWS if format.block <= BLOCK else 0
+    if target.has("avx512f"):
+        return None, more
+    looked_up = format.values is not None and len(format.values) > 16
+    dear = looked_up or len(format.planes) > 1 or format.planes[0] in SPREAD
+    if target.has("avx2"):
+        return (_MANY_ROWS, more) if dear else (None, min(more, 1))
+    return None, 0
+
+
+def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (codes, scales, sums or starts, weight) -> the reduction over `columns` of them."""
+    at_once = dots_any_bytes(target)
+
+    def body(buffers: list[Any]) -> Reduce:
+        *left, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= FEW_ROWS)
+            reader.begin()
+            with T.serial(0, columns // CHUNK) as chunk:
+                words = reader.values(chunk)
+                for block in range(CHUNK // format.block):
+                    _add_block(reader, left, chunk, block, words, row, rows, acc)
+            return _finish(reader, acc, rows)
+
+        return reduce
+
+    return body
+
+
+def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
+    if attrs["format"] == "f32":
+        return f32_linear(target, shapes, attrs)
+    body = packed_body(target, _format(attrs), int(shapes[0][1]))
+    return template(target, shapes, Product(["float32", "int32"], body))
+
+
+def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `columns` of them."""
+    chunks = -(-columns // CHUNK)
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def element(row: Any, column: Any) -> Any:
+            if columns % CHUNK == 0:
+                return x[row, column]
+            return T.if_then_else(column < columns, x[row, T.min(column, columns - 1)], f32(0))
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            reader = Tile(target, format, weight, columns, tile, quick=False)
+            reader.begin()
+            with T.serial(0, chunks) as chunk:
+                for group, word in enumerate(reader.values(chunk)):
+                    scale = reader.scale(chunk, group * 4 // format.block)
+                    offset = reader.offset(chunk, group * 4 // format.block, scale)
+                    for byte in range(4):
+                        code = T.bitwise_and(T.shift_right(word, splat(i32(8 * byte))), splat(i32(0xFF)))
+                        w = fma(T.cast(code, "float32x16"), scale, offset)
+                        for r in range(rows):
+                            left = splat(element(row + r, chunk * CHUNK + group * 4 + byte))
+                            put(acc, r, fma(left, w, get(acc, r)))
+            return _finish(reader, acc, rows)
+
+        return reduce
+
+    return body
+
+
+def _format(attrs: dict[str, Any]) -> BlockFormat:
+    format = FORMATS[attrs["format"]]
+    assert isinstance(format, BlockFormat), format.name
+    return format
+
+
+def _add_block(
+    reader: Tile, left: list[Any], chunk: Any, block: int, words: Iterator[Any], row: Any, rows: int, acc: Any
+) -> None:
+    """acc += the products of the columns that share a scale and an offset of the weights.
+
+    Dots have a whole-number offset in them, which is in their starts.
+    """
+    format = reader.format
+    codes, scales, totals = left
+    step = step_of(format)
+    parts = [(chunk * (CHUNK // step) + block * (format.block // step)) + i for i in range(format.block // step)]
+    finer = first_total(format, reader.columns)
+    scale = reader.scale(chunk, block)
+    offset = None if format.whole else reader.offset(chunk, block, scale)
+
+    def start(r: int, part: Any) -> Any:
+        return _start(reader, totals[row + r, finer + part]) if format.whole else splat(i32(0))
+
+    dots = [
+        _dots(reader, codes, part * (step // 4), step // 4, words, row, [start(r, part) for r in range(rows)])
+        for part in parts
+    ]
+    for r in range(rows):
+        own_scales = [scales[row + r, T.floordiv(part * step, BLOCK)] for part in parts]
+        own_totals = None if offset is None else [totals[row + r, finer + part] for part in parts]
+        sums = add_sums(get(acc, r), [get(dot, r) for dot in dots], own_scales, scale, offset, own_totals)
+        put(acc, r, sums)
+
+
+def _start(reader: Tile, stored: Any) -> Any:
+    """Where a dot begins whose bytes stand for themselves less `reader.zero`, from what quantize_rows gives for 128."""
+    zero = reader.zero
+    part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
+    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
+    if less:
+        start = T.shift_right(start, splat(i32(less)))
+    return start if zero == part else start * splat(i32(zero // part))
+
+
+def _dots(reader: Tile, codes: Any, first: Any, groups: int, words: Iterator[Any], row: Any, starts: list[Any]) -> Any:
+    """Integer dots of `groups` groups of four columns from group `first` on, and `starts`: one int32 register a row."""
+    rows = len(starts)
+    dots = registers((rows * TILE,), "int32")
+    for r, start in enumerate(starts):
+        put(dots, r, start)
+    target, top = reader.target, _top(reader)
+    run = sums_of_pairs(target, top)
+    if run > 1:
+        _add_pairs(target, dots, codes, first, groups, words, row, rows, run)
+        return dots
+    for group in range(groups):
+        word = next(words)
+        for r in range(rows):
+            put(dots, r, dot4(target, get(dots, r), word, codes[row + r, first + group], wide=top > 127))
+    return dots
+
+
+def _add_pairs(
+    target: Target, dots: Any, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int, run: int
+) -> None:
+    """dots += what `_dots` is about, with sums of `run` groups in 16 bits before they are widened."""
+    for first in range(0, groups, run):
+        sums = zeros(rows, "int32")
+        for group in range(first, min(first + run, groups)):
+            word = next(words)
+            for r in range(rows):
+                put(sums, r, add_pairs(target, get(sums, r), word, codes[row + r, start + group]))
+        for r in range(rows):
+            put(dots, r, get(dots, r) + pairs_added(target, get(sums, r)))
+
+
+def _top(reader: Tile) -> int:
+    """The greatest byte."""
+    return reader.format.top if reader.table is None else int(reader.table.max())
+
+
+def _finish(reader: Tile, acc: Any, rows: int) -> Any:
+    row_scale = reader.row_scale()
+    if row_scale is not None:
+        for r in range(rows):
+            put(acc, r, get(acc, r) * row_scale)
+    return acc

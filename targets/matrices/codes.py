@@ -1,0 +1,230 @@
+"""Reading a block format's records in a kernel: codes as bytes in registers, scales and offsets of a block.
+
+The layout is compiler/formats/layout.py's. A `Tile` stands for one tile of 16 output rows of a packed matrix; a chunk
+is 64 of its columns. Everything here is unrolled: groups and blocks are plain numbers, chunks may be loop variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
+from llmc.compiler.formats.layout import GROUPS, places
+from llmc.targets.matrices.streams import ask_ahead
+from llmc.targets.narrow import base_of, digits
+from llmc.targets.target import Target
+from llmc.targets.vector import (
+    dots_any_bytes,
+    f32,
+    held,
+    i32,
+    lanes,
+    lookup,
+    permutes_bytes,
+    splat,
+    widen_f16,
+)
+
+CHUNK = 64  # columns of a step of the reduction
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of a packed matrix (T, words)."""
+
+    target: Target
+    format: BlockFormat
+    weight: Any
+    columns: int  # of the matrix, padded to whole chunks
+    tile: Any
+    quick: bool  # its words are done with as fast as they come
+
+    @property
+    def table(self) -> NDArray[np.uint8] | None:
+        """What codes are looked up in, (entries,) or (entries, 2); None: they are taken as they are."""
+        format = self.format
+        if not self._centred:
+            return format.values
+        values = np.arange(format.top + 1) if format.values is None else format.values.astype(np.int64)
+        return (values - int(format.offset) + MIDDLE).astype(np.uint8)
+
+    @property
+    def zero(self) -> int:
+        """The byte that stands for a weight of zero, where the format's offset is a whole number."""
+        return MIDDLE if self._centred else int(self.format.offset)
+
+    @property
+    def _centred(self) -> bool:
+        """Whether a look-up, which costs no more than clearing the bits of others does, puts zero in the middle."""
+        bits = self.format.planes
+        looked_up = self.format.values is not None or (len(bits) == 1 and bits[0] < 8)
+        return self.format.whole and looked_up and permutes_bytes(self.target) and dots_any_bytes(self.target)
+
+    def begin(self) -> None:
+        """Ask for what reading a tile leaves out: it begins behind the head, so as much of the stream is skipped."""
+        for word in range(0, self.format.head_words(self.columns), TILE):
+            self._ask_ahead(word)
+
+    def _at(self, chunk: Any, word: Any) -> Any:
+        """Index of a word of the chunk's record."""
+        format = self.format
+        per_record = format.columns // CHUNK
+        record = chunk if per_record == 1 else T.floordiv(chunk, per_record)
+        return format.head_words(self.columns) + record * format.record_words + word
+
+    def _inside(self, chunk: Any, per_chunk: int) -> Any:
+        """Number of the chunk's first thing in its record, `per_chunk` things a chunk."""
+        per_record = self.format.columns // CHUNK
+        return 0 if per_record == 1 else T.floormod(chunk, per_record) * per_chunk
+
+    def codes(self, chunk: Any, unit: int) -> list[Any]:
+        """Eight int32x16 words: the codes of each group of a unit (0, or 1 when a chunk has two).
+
+        Bits above a code's are not cleared when `lookup` ignores them.
+        """
+        units = CHUNK // self.format.unit
+        words = sum(self.format.planes) * TILE
+        start = self._at(chunk, (self._inside(chunk, units) + unit) * words)
+        exact = self.table is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
+        out: list[Any] = [None] * GROUPS
+        shift = 0
+        for bits in self.format.planes:
+            plane = [self._load(start + register * TILE) for register in range(bits)]
+            for group, pieces in enumerate(places(bits)):
+                piece = _spread(plane, pieces) if len(pieces) > 1 else _moved(plane, *pieces[0], shift)
+                if exact and bits < 8:
+                    piece = T.bitwise_and(piece, _bytes_of(((1 << bits) - 1) << shift))
+                out[group] = piece if out[group] is None else T.bitwise_or(out[group], piece)
+            shift, start = shift + bits, start + bits * TILE
+        return out
+
+    def _load(self, index: Any) -> Any:
+        self._ask_ahead(index)
+        return held(self.weight[self.tile, lanes(index)], "int32")
+
+    def values(self, chunk: Any) -> Iterator[Any]:
+        """Sixteen int32x16 words, one for each four columns of the chunk in order: what their codes stand for.
+
+        Emitted as they are asked for, so that few are alive at a time.
+        """
+        table = self.table
+        base = 0 if table is None or permutes_bytes(self.target) else base_of(self.target, table)
+        units = CHUNK // self.format.unit
+        for unit in range(units):
+            codes = self.codes(chunk, unit)
+            if unit == units - 1:  # the hardware's prefetcher wants lines in their order
+                self._ask_for_tables(chunk)
+            for code in codes:
+                word = held(code, "int32")
+                if table is None:
+                    yield word
+                    continue
+                if base:
+                    yield from (held(digit, "int32") for digit in digits(base, word))
+                    continue
+                for column in table.reshape(len(table), -1).T:
+                    yield held(lookup(self.target, column, word), "int32")
+
+    def scale(self, chunk: Any, block: int) -> Any:
+        """float32x16 scales of the chunk's block; without the row's for the "row" kind."""
+        format = self.format
+        if format.scale == "row":
+            index = TILE + (chunk * (CHUNK // format.block) + block) * 4
+            sub = held(self._bytes(index, signed=True))
+            return sub * T.call_llvm_pure_intrin("llvm.fabs", sub, dtype="float32x16")
+        if format.scale == "f16":
+            return self._halves(self._at(chunk, format.code_words + block * 8))
+        return self._halves(self._super(chunk, 0)) * self._sub(chunk, block, 0)
+
+    def offset(self, chunk: Any, block: int, scale: Any) -> Any:
+        """float32x16 offsets of the chunk's block, whose scale is given."""
+        format = self.format
+        if format.whole:
+            return scale * splat(f32(-self.zero))
+        if format.scale == "super":
+            minimum = self._halves(self._super(chunk, 1)) * splat(f32(-1))
+            return minimum * self._sub(chunk, block, 1)
+        blocks = CHUNK // format.block
+        stored = self._halves(self._at(chunk, format.code_words + (blocks + block) * 8))
+        return stored if format.offset == "minimum" else scale * stored * splat(f32(-1))
+
+    def row_scale(self) -> Any:
+        """float32x16, or None when blocks carry all of the scale."""
+        if self.format.scale != "row":
+            return None
+        return T.reinterpret(self.weight[self.tile, lanes(0)], dtype="float32x16")
+
+    def _super(self, chunk: Any, which: int) -> Any:
+        """Index of the record's scale (0) or minimum (1)."""
+        format = self.format
+        subs = format.columns // format.block * 4
+        both = 2 if format.offset == "minimum" and format.sub_bits == 8 else 1
+        return self._at(chunk, format.code_words + subs * both + which * 8)
+
+    def _sub(self, chunk: Any, block: int, which: int) -> Any:
+        """float32x16 sub-scales (0) or sub-minima (1)."""
+        format = self.format
+        per_chunk = CHUNK // format.block
+        blocks = format.columns // format.block
+        number = self._inside(chunk, per_chunk) + block
+        if format.sub_bits == 4:
+            index = self._at(chunk, format.code_words + number * 4)
+            return self._bytes(index, signed=False, mask=15, shift=4 * which)
+        index = self._at(chunk, format.code_words + (which * blocks + number) * 4)
+        return self._bytes(index, signed=which == 0)
+
+    def _bytes(self, index: Any, signed: bool, mask: int = 0, shift: int = 0) -> Any:
+        words = self.weight[self.tile, T.ramp(index, 1, 4)]
+        wide = T.cast(T.reinterpret(words, dtype="int8x16" if signed else "uint8x16"), "int32x16")
+        if mask:
+            wide = T.bitwise_and(T.shift_right(wide, splat(i32(shift))) if shift else wide, splat(i32(mask)))
+        return T.cast(wide, "float32x16")
+
+    def _halves(self, index: Any) -> Any:
+        return widen_f16(self.target, self.weight[self.tile, T.ramp(index, 1, 8)])
+
+    def _ask_for_tables(self, chunk: Any) -> None:
+        """Ask for a chunk's share of the lines with scales and offsets; codes ask for their own."""
+        format = self.format
+        per_record = format.columns // CHUNK
+        share = -(-(format.record_words - format.code_words) // (per_record * TILE))
+        for line in range(share):
+            self._ask_ahead(self._at(chunk, format.code_words + (self._inside(chunk, share) + line) * TILE))
+
+    def _ask_ahead(self, index: Any) -> None:
+        place = self.tile * int(self.weight.shape[1]) + index
+        ask_ahead(self.target, self.weight, place, self.quick)
+
+
+def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:
+    """The register with bit `at` of every byte at bit `to`; other bits may be anything."""
+    word = plane[register]
+    if at == to:
+        return word
+    return T.shift_right(word, splat(i32(at - to))) if at > to else T.shift_left(word, splat(i32(to - at)))
+
+
+def _spread(plane: list[Any], pieces: list[tuple[int, int, int]]) -> Any:
+    """Codes whose bits are the top bits of several registers: each piece pushes those before it down.
+
+    Shifts carry bits over a byte's border, but only into the places that the next piece overwrites.
+    """
+    count = pieces[0][2]
+    top = _bytes_of(((1 << count) - 1) << (8 - count))
+    rest = _bytes_of((1 << (8 - count)) - 1)
+    word = plane[pieces[0][0]]
+    for register, _, _ in pieces[1:]:
+        pushed = T.bitwise_and(T.shift_right(word, splat(i32(count))), rest)
+        word = T.bitwise_or(pushed, T.bitwise_and(plane[register], top))
+    return T.shift_right(word, splat(i32(8 - len(pieces) * count)))
+
+
+def _bytes_of(byte: int) -> Any:
+    """The byte in all 64 places."""
+    return splat(i32(int(np.array([byte] * 4, np.uint8).view(np.int32)[0])))

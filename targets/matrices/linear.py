@@ -1,0 +1,222 @@
+"""Linear layers over packed weights: y (M, N) = x (M, K) @ W^T, one loop nest for every format and row count.
+
+A thread owns a range of tiles (16 output rows) and streams their weights once for each block of `row_block` input
+rows; inside, rows go in groups that share each weight register. Every row's sum runs over K in the same order
+whatever its group, so a row's result never depends on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import TILE, ceil_to
+from llmc.targets.arguments import arguments
+from llmc.targets.matrices.streams import FEW_ROWS, ask_ahead
+from llmc.targets.parallel import parallel
+from llmc.targets.target import Target
+from llmc.targets.vector import (
+    DOT_BF16,
+    dot2_bf16,
+    dot_bf16,
+    dots_bf16,
+    fma,
+    imported,
+    lanes,
+    registers,
+    splat,
+)
+
+MORE_ROWS = 2  # that a group may have above the usual
+# Rows of a group whose sums are all that it keeps, and how many more it may have when there are few: measured.
+_ROWS_OF_F32 = {"avx512f": (8, MORE_ROWS), "avx2": (6, 0)}
+_ROWS_OF_BF16 = {"avx512_bf16": (12, MORE_ROWS), "avx512f": (6, MORE_ROWS), "avx2": (4, 0)}
+
+# emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
+Reduce = Callable[[Any, Any, int], Any]
+
+
+def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
+    usual, more = _rows(target, _ROWS_OF_F32)
+    return template(target, shapes, Product(["float32", "float32"], f32_body(int(shapes[0][1])), more, usual))
+
+
+def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `columns` of them."""
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            with T.serial(0, columns) as k:
+                w = weight[tile, k, lanes(0)]
+                for r in range(rows):
+                    put(acc, r, fma(splat(x[row + r, k]), w, get(acc, r)))
+            return acc
+
+        return reduce
+
+    return body
+
+
+def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
+    usual, more = _rows(target, _ROWS_OF_BF16)
+    return template(target, shapes, Product(["int32", "int32"], bf16_body(target, int(shapes[0][1])), more, usual))
+
+
+def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
+    """Buffers (x, weight) -> the reduction over `pairs` of columns."""
+    one = dots_bf16(target)
+
+    def add(acc: Any, word: Any, left: Any) -> Any:
+        return dot_bf16(acc, word, splat(left)) if one else dot2_bf16(acc, word, left)
+
+    def body(buffers: list[Any]) -> Reduce:
+        x, weight = buffers
+
+        def reduce(tile: Any, row: Any, rows: int) -> Any:
+            acc = zeros(rows, "float32")
+            with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
+                ask_ahead(target, weight, (tile * pairs + k) * TILE, one and rows <= FEW_ROWS)
+                w = weight[tile, k, lanes(0)]
+                for r in range(rows):
+                    put(acc, r, add(get(acc, r), w, x[row + r, k]))
+            return acc
+
+        return reduce
+
+    return body
+
+
+def _rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None, int]:
+    """`usual` and `more` of `in_groups`: what is known for the first flag that the target has."""
+    return next((rows for flag, rows in known.items() if target.has(flag)), (None, MORE_ROWS))
+
+
+# write(sums, first row, rows): takes a tile's sums of these rows, one register each
+Write = Callable[[Any, Any, int], None]
+# emit(operands, tile, first row, how many, write): the same for many rows, however it goes through them
+Whole = Callable[[list[Any], Any, Any, Any, Write], None]
+
+
+@dataclass(frozen=True)
+class Product:
+    """How rows are multiplied with a tile of outputs.
+
+    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`. `many`: from how many rows on
+    a block has something better than groups, and that.
+    """
+
+    dtypes: list[str]
+    body: Callable[[list[Any]], Reduce]
+    more: int = MORE_ROWS
+    usual: int | None = None
+    many: tuple[int, Whole] | None = None
+
+    def rows_of_tile(self, target: Target, buffers: list[Any], tile: Any, start: Any, count: Any, write: Write) -> None:
+        """Rows `start` to `start + count` of a tile, each given to `write` once."""
+        reduce = self.body(buffers)
+
+        def group(row: Any, rows: int) -> None:
+            write(reduce(tile, start + row, rows), start + row, rows)
+
+        if self.many is None:
+            in_groups(target, count, group, self.more, self.usual)
+            return
+        least, whole = self.many
+        with T.If(count >= least):
+            with T.Then():
+                whole(buffers, tile, start, count, write)
+            with T.Else():
+                in_groups(target, count, group, self.more, self.usual)
+
+
+def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
+    """The loops round a product: blocks of rows, tiles in parallel, and the store of a tile."""
+    width = int(shapes[-1][1])
+    tiles = ceil_to(width, TILE) // TILE
+    with IRBuilder() as builder, T.prim_func():
+        *buffers, out = arguments([*product.dtypes, "float32"], shapes)
+        rows = shapes[0][0]
+        size = target.knobs.row_block
+        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles) as tile:
+            start = block * size
+
+            def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
+                store(sums, out, tile, row, rows)
+
+            product.rows_of_tile(target, buffers, tile, start, T.min(rows - start, size), write)
+    return builder.get()
+
+
+def group_rows(target: Target, usual: int | None = None) -> int:
+    """Rows of a group when there are many: a sum and a dot of each, and what weights are unpacked to, in registers.
+
+    `usual`: as many, where tuning knows no better.
+    """
+    if target.knobs.row_group:
+        return target.knobs.row_group
+    return usual or (6 if target.has("avx512f") else 3 if target.has("avx2") else 2)
+
+
+def in_groups(
+    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, usual: int | None = None
+) -> None:
+    """`emit(first row, rows)` for `count` rows in groups of about one size, `group_rows(target, usual)`.
+
+    Few rows go in groups of up to `more` above the usual: once more through the weights costs more than a few registers
+    too many.
+    """
+    many = group_rows(target, usual)
+    most = many + more
+    if isinstance(count, int | tirx.IntImm) and int(count) <= most:
+        return emit(0, int(count))
+    groups, each, larger = (registers((1,), "int64") for _ in range(3))
+    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * most, most, many)), "int64"), [0])
+    T.buffer_store(each, T.truncdiv(T.cast(count, "int64"), T.max(groups[0], tirx.const(1, "int64"))), [0])
+    T.buffer_store(larger, T.cast(count, "int64") - each[0] * groups[0], [0])
+    with T.serial(0, groups[0]) as group:
+        first, here = registers((1,), "int64"), registers((1,), "int64")
+        T.buffer_store(first, group * each[0] + T.min(group, larger[0]), [0])
+        T.buffer_store(here, each[0] + T.Select(group < larger[0], tirx.const(1, "int64"), tirx.const(0, "int64")), [0])
+        for size in range(1, most + 1):
+            with T.If(here[0] == size), T.Then():
+                emit(first[0], size)
+    return None
+
+
+def store(acc: Any, out: Any, tile: Any, row: Any, rows: int) -> None:
+    """Write a tile's outputs of `rows` rows from `row` on, one register each, to out (M, N)."""
+    width = int(out.shape[1])
+    for r in range(rows):
+        if width % TILE == 0:
+            T.buffer_store(out, get(acc, r), [row + r, lanes(tile * TILE)])
+            continue
+        with T.serial(0, T.min(width - tile * TILE, TILE)) as lane:
+            T.buffer_store(out, acc[r * TILE + lane], [row + r, tile * TILE + lane])
+
+
+def zeros(rows: int, dtype: str) -> Any:
+    """One register of sixteen zeros a row."""
+    acc = registers((rows * TILE,), dtype)
+    for r in range(rows):
+        put(acc, r, splat(tirx.const(0, dtype)))
+    return acc
+
+
+def get(registers: Any, index: int) -> Any:
+    """Register `index` of an array of them."""
+    return registers[lanes(index * TILE)]
+
+
+def put(registers: Any, index: int, value: Any) -> None:
+    """Set register `index` of an array of them."""
+    T.buffer_store(registers, value, [lanes(index * TILE)])

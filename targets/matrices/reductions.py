@@ -1,0 +1,58 @@
+"""What multiplies a packed matrix with a left side of each form, float32, bfloat16 pairs or int8 blocks.
+
+Ops whose left side is only some columns of a wider one read it through `Columns`, and reduce as linear layers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.targets.matrices.block_linear import i8_body, left_types, packed_body
+from llmc.targets.matrices.linear import Reduce, bf16_body, f32_body
+from llmc.targets.target import Target
+
+# Form -> columns of the matrix that a column of the first operand stands for.
+PER_WORD = {"packed": 1, "bf16": 2, "i8": 4}
+
+
+def reduction(kind: str, target: Target, format: str, columns: int) -> tuple[list[str], Callable[[list[Any]], Reduce]]:
+    """dtypes of the left operands and the weight, and what makes a reduction of them."""
+    packing = FORMATS[format]
+    if kind == "bf16":
+        return ["int32", "int32"], bf16_body(target, -(-columns // 2))
+    if not isinstance(packing, BlockFormat):
+        return ["float32", "float32"], f32_body(columns)
+    if kind == "packed":
+        return ["float32", "int32"], packed_body(target, packing, columns)
+    return [*left_types(packing), "int32"], i8_body(target, packing, columns)
+
+
+class Columns:
+    """A buffer (rows, columns) from column `first` on."""
+
+    def __init__(self, buffer: Any, first: Any) -> None:
+        self.buffer, self.first = buffer, first
+
+    def __getitem__(self, index: tuple[Any, Any]) -> Any:
+        row, column = index
+        return self.buffer[row, self.first + column]
+
+
+def sliced(left: list[Any], kind: str, format: str, at: Any, step: int, count: int, columns: int) -> list[Any]:
+    """The left operands of slice `at` of `count` slices of `step` columns each, of which the first `columns` matter.
+
+    Totals of codes are those of blocks of 32 columns and, after these for all slices, of 16.
+    """
+    words = Columns(left[0], at * (step // PER_WORD[kind]))
+    if kind != "i8":
+        return [words]
+    packing = FORMATS[format]
+    assert isinstance(packing, BlockFormat)
+    blocks = step // BLOCK
+    if packing.block == SUM_BLOCK:  # asked for behind the totals of 32 that a slice by itself would have
+        totals = Columns(left[2], at * (step // SUM_BLOCK) + (count * blocks - columns // BLOCK))
+    else:
+        totals = Columns(left[2], at * blocks)
+    return [words, Columns(left[1], at * blocks), totals]
