@@ -20,7 +20,7 @@ _ACTIVATIONS = {name + ENDING for name in MULTIPLIED}
 
 
 def fuse_activation(module: tvm.IRModule) -> tvm.IRModule:
-    """Every such pair as one op; the matrix is gone where nobody else reads it, and is left as it was elsewhere."""
+    """Every such pair as one op. A matrix whose result somebody else reads too is left as it was."""
     return rewrite_functions(_Fuse(module), module)
 
 

@@ -144,11 +144,6 @@ def any_at_least(x: Any, bound: Any) -> Any:
     return T.call_llvm_pure_intrin("llvm.vector.reduce.or", reached, dtype="int32") != 0
 
 
-def first_lane(x: Any) -> Any:
-    """The first of sixteen lanes."""
-    return tirx.Shuffle([x], [i32(0)])
-
-
 def reduce_sum(x: Any) -> Any:
     """The sum of sixteen float32 lanes, halves first (a fixed order)."""
     for width in (8, 4, 2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,14 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "facade": frozenset({"click", "rich", "numpy"}),
 }
 
+# room of targets/ -> the other rooms it may import. What stands in no room may import all: it puts kernels together.
+ROOMS: dict[str, frozenset[str]] = {
+    "rows": frozenset(),
+    "matrices": frozenset({"rows"}),
+    "attention": frozenset({"rows", "matrices"}),
+    "cuda": frozenset(),
+}
+
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
@@ -62,6 +70,11 @@ def part_named(module: str) -> str:
     return pieces[1] if len(pieces) > 1 and pieces[1] in FOLDERS else "facade"
 
 
+def room_of(pieces: Sequence[str]) -> str | None:
+    """Return the room of ("targets", ROOM, ...); None for what stands in none."""
+    return pieces[1] if len(pieces) > 2 and pieces[0] == "targets" and pieces[1] in ROOMS else None
+
+
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted module) for every import, in functions and type-checking blocks too."""
     for node in ast.walk(tree):
@@ -78,7 +91,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def faults(path: Path, source: str) -> list[str]:
     """Return one line for each import in `source` that the tables do not allow."""
-    part, found = part_of(path), []
+    part, room, found = part_of(path), room_of(path.relative_to(ROOT).parts), list[str]()
     for line, module in imports(ast.parse(source)):
         top = module.split(".")[0]
         if top == "llmc":
@@ -86,6 +99,10 @@ def faults(path: Path, source: str) -> list[str]:
             if other != part and other not in MAY_IMPORT[part]:
                 allowed = sorted(MAY_IMPORT[part])
                 found.append(f"{path.name}:{line}: {part} may import {allowed}, not {other}")
+            other_room = room_of(module.split(".")[1:])
+            if room is not None and other_room not in (None, room, *ROOMS[room]):
+                allowed = sorted(ROOMS[room])
+                found.append(f"{path.name}:{line}: targets/{room} may import {allowed}, not {other_room}")
         elif top not in sys.stdlib_module_names and top not in OUTSIDE[part] | {"__future__"}:
             allowed = sorted(OUTSIDE[part])
             found.append(f"{path.name}:{line}: {part} may import {allowed}, not {top}")
@@ -109,6 +126,8 @@ def test_imports_follow_the_table(path: Path) -> None:
         ("runtime/x.py", "from llmc.compiler.errors import LlmcError", "not compiler"),
         ("runtime/x.py", "def f():\n    import tvm", "not tvm"),
         ("targets/x.py", "from llmc.compiler import driver", "not driver"),
+        ("targets/rows/x.py", "from llmc.targets.matrices import linear", "not matrices"),
+        ("targets/matrices/x.py", "from llmc.targets.attention.heads import y", "not attention"),
         ("compiler/x.py", "import llmc", "not facade"),
         ("compiler/driver/x.py", "import llmc.cli", "not facade"),
         ("frontends/x.py", "import transformers", "not transformers"),

@@ -15,8 +15,8 @@ from llmc.compiler.kv_pages import PAGE, SMALLEST_SCALE, TABLE
 from llmc.targets.attention.kv_pages import Pages
 from llmc.targets.vector import (
     LANES,
+    chosen,
     f32,
-    first_lane,
     greatest,
     i32,
     lanes,
@@ -76,7 +76,7 @@ class CodePages(Pages):
         with T.serial(0, self.width // LANES) as step:
             value = x[lanes(step * LANES)]
             T.buffer_store(top, T.max(top[lanes(0)], T.max(value, splat(f32(0)) - value)), [lanes(0)])
-        return first_lane(greatest(top[lanes(0)]))
+        return chosen(greatest(top[lanes(0)]), 0)
 
     def scale(self, span: Any, factor: float) -> tuple[Any, Any]:
         """Registers with (span * factor as bfloat16 bits, the inverse of what they mean or 0)."""
