@@ -1,7 +1,8 @@
 """Linear layers whose outputs go through an activation and to int8 before they leave the caches.
 
 A turn makes the sums of the outputs that 64 columns are made of, for all rows of a block of rows, and then the columns:
-a gated layer's from as many of its gate and of what that gates.
+a gated layer's from as many of its gate and of what that gates. Few rows go through the tiles in the order of memory
+instead, and their sums, which are few too, wait for the columns.
 """
 
 from __future__ import annotations
