@@ -14,7 +14,7 @@ from tvm import relax
 from llmc.compiler import ops
 from llmc.compiler.ops.quantized import ENDING, LINEAR, MULTIPLIED, after_linear
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.passes.reads import reads_of
+from llmc.passes.bindings import bound_in, reads_of
 
 _ACTIVATIONS = {name + ENDING for name in MULTIPLIED}
 
@@ -34,7 +34,7 @@ class _Fuse(relax.PyExprMutator):
                 self._plan(function)
 
     def _plan(self, function: Any) -> None:
-        bound = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+        bound = bound_in(function)
         reads = reads_of(function)
         for value in bound.values():
             found = ops.match(value)

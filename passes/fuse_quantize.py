@@ -14,7 +14,7 @@ from llmc.compiler import ops
 from llmc.compiler.formats import GROUP
 from llmc.compiler.ops.quantized import ENDING, QUANTIZED
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.passes.reads import reads_of
+from llmc.passes.bindings import bound_in, reads_of
 
 
 def fuse_quantize(module: tvm.IRModule) -> tvm.IRModule:
@@ -36,7 +36,7 @@ class _Fuse(relax.PyExprMutator):
                 self._plan(function)
 
     def _plan(self, function: Any) -> None:
-        bound = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+        bound = bound_in(function)
         reads = reads_of(function)
         for variable, value in bound.items():
             found = ops.match(value)

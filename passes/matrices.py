@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
+from llmc.passes.bindings import bound_in
 
 # Ops whose last operand is a matrix that has a format.
 MULTIPLYING = ("linear", "embedding", "head_linear", "experts_in", "experts_out")
@@ -40,7 +41,7 @@ def sources(lookup: Callable[[Any], Any], weight: Any) -> tuple[str, ...]:
 def matrices(module: tvm.IRModule) -> list[Matrix]:
     """The matrices of the unpacked step, each once, in the order of the graph."""
     step = module["step"]
-    bound = {binding.var: binding.value for block in step.body.blocks for binding in block.bindings}
+    bound = bound_in(step)
     found: dict[tuple[str, ...], Matrix] = {}
     for value in bound.values():
         match = ops.match(value)

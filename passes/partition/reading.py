@@ -10,6 +10,7 @@ from tvm import ir, relax
 
 from llmc.compiler import ops
 from llmc.compiler.errors import LlmcError
+from llmc.passes.bindings import bound_in
 from llmc.passes.matrices import MULTIPLYING
 
 ATTENDING = ("attention", "attention_with_sinks", "attention_by_distance")
@@ -53,7 +54,7 @@ def read(name: str, function: Any) -> Reading:
         raise LlmcError(f"{name}: a function without `num_input` does not say which parameters are weights")
     count = int(function.attrs["num_input"])
     inputs, weights = tuple(function.params[:count]), tuple(function.params[count:])
-    bound = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+    bound = bound_in(function)
     uses = Counter[Any]()
     for value in bound.values():
         _check(name, value)

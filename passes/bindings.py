@@ -1,4 +1,4 @@
-"""How often the variables of a function are read."""
+"""What the variables of a function stand for, and how often they are read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections import Counter
 from typing import Any
 
 from tvm import relax
+
+
+def bound_in(function: Any) -> dict[Any, Any]:
+    """Variable -> the expression that is bound to it, in the order of the function."""
+    return {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
 
 
 def reads_of(function: Any) -> Counter[Any]:
