@@ -9,7 +9,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.target import Target
-from llmc.targets.vector import imported
+from llmc.targets.vector import i32, imported, registers
 
 # An array at a multiple of 64 bytes that nothing reads. LLVM learns of spilled registers too late to align a stack for
 # them; they would lie across lines of the cache, or not, as the caller's stack has it.
@@ -50,3 +50,20 @@ def parallel(target: Target, count: Any) -> Iterator[Any]:
         if wide:
             T.evaluate(T.call_extern("int32", "llmc_align_stack"))
         yield turn
+
+
+@contextmanager
+def parallel_ranges(target: Target, count: int) -> Iterator[tuple[Any, Any]]:
+    """The first of `count` that is this thread's, and the one after the last: what it does stands together.
+
+    There may be none: the body is for all threads. TVM shares out the turns of a loop and tells nobody how; so the
+    loop notes it.
+    """
+    with T.attr(i32(0), "pragma_parallel_launch_point", i32(1)):
+        own = registers((2,), "int32")
+        T.buffer_store(own, i32(count), [0])
+        T.buffer_store(own, i32(0), [1])
+        with T.parallel(0, count) as turn:
+            T.buffer_store(own, T.min(own[0], T.cast(turn, "int32")), [0])
+            T.buffer_store(own, T.cast(turn, "int32") + 1, [1])
+        yield own[0], own[1]

@@ -5,6 +5,7 @@ The matrices of heads are one packed matrix; a tile of it multiplies with the co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.matrices.linear import Product, Reduce, template
-from llmc.targets.matrices.reductions import PER_WORD, reduction, sliced
+from llmc.targets.matrices.linear import Reduce, template
+from llmc.targets.matrices.reductions import PER_WORD, product_of, sliced
 from llmc.targets.rows.rows import columns, copy_columns, kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, lanes, splat
@@ -24,18 +25,18 @@ def head_linear(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
     heads, count, format = int(attrs["heads"]), int(attrs["columns"]), str(attrs["format"])
     tiles = int(attrs["width"]) // heads // TILE  # of one head
     step = int(shapes[0][1]) * PER_WORD[kind] // heads
-    (*left_types, weight_type), make = reduction(kind, target, format, count)
+    product = product_of(kind, target, format, count)
 
     def body(buffers: list[Any]) -> Reduce:
         *left, weight = buffers
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             own = sliced(left, kind, format, T.floordiv(tile, tiles), step, heads, count)
-            return make([*own, weight])(tile, row, rows)
+            return product.body([*own, weight])(tile, row, rows)
 
         return reduce
 
-    return template(target, shapes, Product([*left_types, weight_type], body))
+    return template(target, shapes, replace(product, body=body, many=None))
 
 
 def latent_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import GROUP, TILE
 from llmc.targets.arguments import arguments
-from llmc.targets.matrices.block_linear import i8_product
+from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.linear import get
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
@@ -35,7 +35,7 @@ def activated_i8_linear(
     """Operands of i8_linear -> what `activation` makes of its result (M, width), as quantize_rows gives it."""
     combine = activation.of(attrs)
     width = whole_groups([0, attrs["width"]]) // activation.parts
-    product = i8_product(target, shapes, attrs)
+    product = i8_product(target, format_of(attrs), int(shapes[0][1]) * 4)
     each = activation.parts * _TILES  # tiles of a turn
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments([*product.dtypes, *QUANTIZED], shapes)

@@ -30,13 +30,11 @@ _MANY_ROWS = 6  # of a group: measured
 
 def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """codes (M, P/4), scales (M, P/32), sums or starts (M, 3 P/32), packed weight (T, words) -> (M, width)."""
-    return template(target, shapes, i8_product(target, shapes, attrs))
+    return template(target, shapes, i8_product(target, format_of(attrs), int(shapes[0][1]) * 4))
 
 
-def i8_product(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> Product:
-    """The product of i8_linear, whose operands have these shapes."""
-    format = _format(attrs)
-    columns = int(shapes[0][1]) * 4
+def i8_product(target: Target, format: BlockFormat, columns: int) -> Product:
+    """The product of i8_linear over so many columns, padding among them."""
     usual, more = _group(target, format)
     many = None
     if tiles.are_there(target) and target.knobs.tile_rows:
@@ -91,8 +89,12 @@ def packed_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> t
     """x (M, K) float32, packed weight -> (M, width): no rounding of activations, at the price of speed."""
     if attrs["format"] == "f32":
         return f32_linear(target, shapes, attrs)
-    body = packed_body(target, _format(attrs), int(shapes[0][1]))
-    return template(target, shapes, Product(["float32", "int32"], body))
+    return template(target, shapes, packed_product(target, format_of(attrs), int(shapes[0][1])))
+
+
+def packed_product(target: Target, format: BlockFormat, columns: int) -> Product:
+    """The product of packed_linear over so many columns."""
+    return Product(["float32", "int32"], packed_body(target, format, columns))
 
 
 def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
@@ -128,7 +130,8 @@ def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[
     return body
 
 
-def _format(attrs: dict[str, Any]) -> BlockFormat:
+def format_of(attrs: dict[str, Any]) -> BlockFormat:
+    """The block format that an op's attributes name."""
     format = FORMATS[attrs["format"]]
     assert isinstance(format, BlockFormat), format.name
     return format

@@ -1,14 +1,15 @@
-"""Matrices of experts: a row is multiplied with those that it was routed to, by the reductions of linear layers.
+"""Matrices of experts: a row is multiplied with those that it was routed to, as linear layers multiply.
 
-A thread owns a range of tiles, the same of every expert, and takes all rows through them. A pair is a row and a place
-among the experts it uses. When there are more than a few rows, pairs are sorted by expert and go in groups that share
-each weight register, as rows do in linear.py. Each pair is summed by itself and a row's pairs are added in the order of
-their experts, so that its result never depends on the rows beside it. A pair whose id is below 0 has no expert.
+Rows are pairs here (pairs.py), sorted by expert, and an expert's weights are read in the order of memory. Where it has
+more than a few pairs, their left sides are copied to stand together, so that all there is for rows of linear layers is
+for them. Each pair is summed by itself and a row's pairs are added in the order of their experts, so that its result
+never depends on the rows beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,180 +19,202 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, TILE, BlockFormat
 from llmc.targets.arguments import arguments
-from llmc.targets.matrices.linear import MORE_ROWS, get, group_rows, in_groups
-from llmc.targets.matrices.reductions import PER_WORD, reduction
-from llmc.targets.parallel import parallel
+from llmc.targets.matrices.linear import Product, get
+from llmc.targets.matrices.pairs import Pairs
+from llmc.targets.matrices.reductions import PER_WORD, product_of
+from llmc.targets.parallel import parallel, parallel_ranges
+from llmc.targets.rows.rows import columns
 from llmc.targets.target import Target
-from llmc.targets.vector import f32, fma, i32, lanes, registers, splat
+from llmc.targets.vector import f32, fma, lanes, registers, splat
 
-SORTED_ROWS = 4  # from so many on pairs are sorted by expert
-ROW_BLOCK = 64  # rows that are sorted at once: what a thread keeps of them is on its stack
+ROW_BLOCK = 512  # rows that are sorted at once
+PANEL = 64  # pairs that are copied at once, at most: they stay in the second-level cache
+FEW = 2  # pairs of an expert that are multiplied where they lie: to copy them takes longer
+
+SHARES = 64  # of the work on the way in
 
 
-class _Pairs:
-    """Rows and places of some pairs, in registers."""
+@dataclass(frozen=True)
+class _Part:
+    """Columns of a left operand that belong to a pair: `count` from `first` + its place times `step` on."""
 
-    def __init__(self, most: int) -> None:
-        self.rows, self.places = registers((most,), "int64"), registers((most,), "int32")
+    first: int
+    step: int
+    count: int
+    to: int  # where a copy of them begins
 
-    def put(self, index: int, row: Any, place: Any) -> None:
-        """Set one."""
-        T.buffer_store(self.rows, T.cast(row, "int64"), [index])
-        T.buffer_store(self.places, T.cast(place, "int32"), [index])
+
+class _Left:
+    """The left operands (rows, columns) of all pairs, and the parts of a row that a pair has."""
+
+    def __init__(self, buffers: list[Any], parts: list[_Part], pairs: Pairs, start: Any) -> None:
+        self.buffers, self.parts, self.pairs, self.start = buffers, parts, pairs, start
+
+    def picked(self, at: Any, count: int) -> list[Any]:
+        """Operands whose rows are `count` pairs from the `at`-th on, where they lie."""
+        rows, places = registers((count,), "int64"), registers((count,), "int32")
+        for r in range(count):
+            T.buffer_store(rows, self.start + T.cast(self.pairs.row(at + r), "int64"), [r])
+            T.buffer_store(places, self.pairs.place(at + r), [r])
+        return [_Picked(b, p, rows, places) for b, p in zip(self.buffers, self.parts, strict=True)]
+
+    def copies(self, count: int) -> list[Any]:
+        """Memory of this thread's for so many pairs."""
+        return [
+            T.alloc_buffer((count, part.to + part.count), buffer.dtype)
+            for buffer, part in zip(self.buffers, self.parts, strict=True)
+        ]
+
+    def copy(self, at: Any, count: Any, copies: list[Any]) -> None:
+        """Copy the parts of `count` pairs from the `at`-th on."""
+        with T.serial(0, count) as r:
+            row, place = self.start + self.pairs.row(at + r), self.pairs.place(at + r)
+            for buffer, part, out in zip(self.buffers, self.parts, copies, strict=True):
+                first = part.first + place * part.step
+                columns(
+                    part.count,
+                    lambda c, b=buffer, p=part, o=out, f=first: T.buffer_store(
+                        o, b[row, lanes(f + c)], [r, lanes(p.to + c)]
+                    ),
+                    lambda c, b=buffer, p=part, o=out, f=first: T.buffer_store(o, b[row, f + c], [r, p.to + c]),
+                )
 
 
 class _Picked:
-    """A buffer whose row r is that of pair r, from column `first` + its place times `step` on."""
+    """A buffer whose row r is the part of pair r, as if a copy of it."""
 
-    def __init__(self, buffer: Any, pairs: _Pairs, step: int = 0, first: int = 0) -> None:
-        self.buffer, self.pairs, self.step, self.first = buffer, pairs, step, first
+    def __init__(self, buffer: Any, part: _Part, rows: Any, places: Any) -> None:
+        self.buffer, self.part, self.rows, self.places = buffer, part, rows, places
 
     def __getitem__(self, index: tuple[int, Any]) -> Any:
         pair, column = index
-        if self.step:
-            column = self.pairs.places[pair] * self.step + self.first + column
-        return self.buffer[self.pairs.rows[pair], column]
-
-
-# emit(tile, expert, pairs, how many): what one tile of an expert does with some pairs
-Emit = Callable[[Any, Any, _Pairs, int], None]
+        first = self.part.first - self.part.to
+        return self.buffer[self.rows[pair], first + self.places[pair] * self.part.step + column]
 
 
 def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """Left operands of x (M, C), ids (M, U), packed weight (E F, C) -> (M, U F), F = attrs width."""
-    columns = int(shapes[0][1]) * PER_WORD[kind]
-    (*left_types, weight_type), make = reduction(kind, target, attrs["format"], columns)
-    width = int(attrs["width"])
+    inner = int(shapes[0][1]) * PER_WORD[kind]
+    product = product_of(kind, target, attrs["format"], inner)
+    width, tiles = int(attrs["width"]), int(attrs["width"]) // TILE
+    parts = [replace(part, step=0) for part in _slices(kind, attrs["format"], inner, 1)]
+    with IRBuilder() as builder, T.prim_func():
+        *left, ids, weight, out = arguments([*product.dtypes[:-1], "int32", product.dtypes[-1], "float32"], shapes)
+        pairs = Pairs(ids, ROW_BLOCK, int(attrs["experts"]))
+        with T.serial(0, T.ceildiv(shapes[0][0], ROW_BLOCK)) as block:
+            start = block * ROW_BLOCK
+            pairs.sort(start, T.min(shapes[0][0] - start, ROW_BLOCK))
 
-    def nobody(buffers: list[Any], tile: Any, row: Any, place: Any) -> None:
-        T.buffer_store(buffers[-1], splat(f32(0)), [row, lanes(place * width + tile * TILE)])
+            def place(at: Any, tile: Any, start: Any = start) -> list[Any]:
+                return [start + pairs.row(at), lanes(pairs.place(at) * width + tile * TILE)]
 
-    def body(buffers: list[Any]) -> Emit:
-        *left, _, weight, out = buffers
+            def write(at: Any, tile: Any, sums: Any, rows: int, place: Any = place) -> None:
+                for r in range(rows):
+                    T.buffer_store(out, get(sums, r), place(at + r, tile))
 
-        def emit(tile: Any, expert: Any, pairs: _Pairs, count: int) -> None:
-            reduce = make([*(_Picked(buffer, pairs) for buffer in left), weight])
-            acc = reduce(_tile_of(expert, width // TILE, tile), 0, count)
-            for r in range(count):
-                where = [pairs.rows[r], lanes(pairs.places[r] * width + tile * TILE)]
-                T.buffer_store(out, get(acc, r), where)
-
-        return emit
-
-    types = [*left_types, "int32", weight_type, "float32"]
-    return _frame(target, types, shapes, len(left_types), attrs, body, nobody)
+            with T.If(pairs.ends[0] > 0), T.Then(), parallel(target, pairs.ends[0]) as at, T.serial(0, tiles) as tile:
+                T.buffer_store(out, splat(f32(0)), place(at, tile))
+            with parallel(target, SHARES) as share:
+                turn = _Turn(product, _Left(left, parts, pairs, start), weight, tiles, write, target)
+                with T.serial(0, pairs.many[0]) as number:
+                    first, end = pairs.tiles_of(share, SHARES, number, tiles)
+                    turn.multiply(pairs.there[number], first, end)
+    return builder.get()
 
 
 def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """Left operands of x (M, U F), ids and weights (M, U), packed weight (E C, F) -> (M, C), C = attrs width."""
     used = int(shapes[-4][1])
-    columns = int(shapes[0][1]) * PER_WORD[kind] // used
-    (*left_types, weight_type), make = reduction(kind, target, attrs["format"], columns)
-
-    def body(buffers: list[Any]) -> Emit:
-        *left, _, shares, weight, out = buffers
-
-        def emit(tile: Any, expert: Any, pairs: _Pairs, count: int) -> None:
-            reduce = make([*_slices(left, pairs, kind, attrs["format"], columns, used), weight])
-            acc = reduce(_tile_of(expert, int(attrs["width"]) // TILE, tile), 0, count)
-            for r in range(count):
-                where = [pairs.rows[r], lanes(tile * TILE)]
-                share = splat(shares[pairs.rows[r], pairs.places[r]])
-                T.buffer_store(out, fma(share, get(acc, r), out[tuple(where)]), where)
-
-        return emit
-
-    types = [*left_types, "int32", "float32", weight_type, "float32"]
-    return _frame(target, types, shapes, len(left_types), attrs, body, None)
-
-
-def _slices(left: list[Any], pairs: _Pairs, kind: str, format: str, columns: int, used: int) -> list[_Picked]:
-    """The left operands' columns of each pair's slice, as if they were all there is.
-
-    Totals of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
-    """
-    words = _Picked(left[0], pairs, columns // PER_WORD[kind])
-    if kind != "i8":
-        return [words]
-    packing = FORMATS[format]
-    assert isinstance(packing, BlockFormat)
-    blocks = columns // BLOCK
-    if packing.block == SUM_BLOCK:  # the reduction asks for totals of 16, which it expects after its own slice's of 32
-        totals = _Picked(left[2], pairs, columns // SUM_BLOCK, (used - 1) * blocks)
-    else:
-        totals = _Picked(left[2], pairs, blocks)
-    return [words, _Picked(left[1], pairs, blocks), totals]
-
-
-def _tile_of(expert: Any, tiles: int, tile: Any) -> Any:
-    """The tile of the stacked matrices that is the expert's `tile`; 64 bits, for all experts can have 2^31 words."""
-    place = registers((1,), "int64")
-    T.buffer_store(place, T.cast(expert, "int64") * tiles + T.cast(tile, "int64"), [0])
-    return place[0]
-
-
-def _frame(
-    target: Target, dtypes: list[str], shapes: list[Any], ids_at: int, attrs: dict[str, Any],
-    body: Callable[[list[Any]], Emit], nobody: Callable[[list[Any], Any, Any, Any], None] | None,
-) -> tirx.PrimFunc:  # fmt: skip
-    """The loops round `emit`: tiles in parallel, all pairs of operand `ids_at`.
-
-    `nobody(buffers, tile, row, place)` is what becomes of a pair without an expert; where there is none, emit adds to
-    an output that starts as zeros.
-    """
-    used = int(shapes[ids_at][1])
+    inner = int(shapes[0][1]) * PER_WORD[kind] // used
+    product = product_of(kind, target, attrs["format"], inner)
+    tiles = int(attrs["width"]) // TILE
+    parts = _slices(kind, attrs["format"], inner, used)
     with IRBuilder() as builder, T.prim_func():
-        buffers = arguments(dtypes, shapes)
-        emit, ids, out, rows = body(buffers), buffers[ids_at], buffers[-1], shapes[0][0]
-        with parallel(target, int(attrs["width"]) // TILE) as tile:
-            if nobody is None:
-                with T.serial(0, rows) as row:
-                    T.buffer_store(out, splat(f32(0)), [row, lanes(tile * TILE)])
-            else:
-                with T.serial(0, rows) as row, T.serial(0, used) as u, T.If(ids[row, u] < 0), T.Then():
-                    nobody(buffers, tile, row, u)
-            with T.If(rows < SORTED_ROWS):
-                with T.Then():
-                    pairs = _Pairs(1)
-                    with T.serial(0, rows) as row, T.serial(0, used) as u, T.If(ids[row, u] >= 0), T.Then():
-                        pairs.put(0, row, u)
-                        emit(tile, ids[row, u], pairs, 1)
-                with T.Else(), T.serial(0, T.ceildiv(rows, ROW_BLOCK)) as block:
-                    first = block * ROW_BLOCK
-                    count = T.min(rows - first, ROW_BLOCK)
-                    _sorted_pairs(target, emit, tile, ids, first, count, used, int(attrs["experts"]))
+        types = [*product.dtypes[:-1], "int32", "float32", product.dtypes[-1], "float32"]
+        *left, ids, shares, weight, out = arguments(types, shapes)
+        pairs = Pairs(ids, ROW_BLOCK, int(attrs["experts"]))
+        with T.serial(0, T.ceildiv(shapes[0][0], ROW_BLOCK)) as block:
+            start = block * ROW_BLOCK
+            count = T.min(shapes[0][0] - start, ROW_BLOCK)
+            pairs.sort(start, count)
+
+            def write(at: Any, tile: Any, sums: Any, rows: int, start: Any = start) -> None:
+                for r in range(rows):
+                    row = start + pairs.row(at + r)
+                    share = splat(shares[row, pairs.place(at + r)])
+                    where = [row, lanes(tile * TILE)]
+                    T.buffer_store(out, fma(share, get(sums, r), out[tuple(where)]), where)
+
+            with parallel_ranges(target, tiles) as (first, end):
+                with T.serial(0, count) as row, T.serial(first, end) as tile:
+                    T.buffer_store(out, splat(f32(0)), [start + row, lanes(tile * TILE)])
+                turn = _Turn(product, _Left(left, parts, pairs, start), weight, tiles, write, target)
+                with T.serial(0, pairs.many[0]) as number:
+                    turn.multiply(pairs.there[number], first, end)
     return builder.get()
 
 
-def _sorted_pairs(
-    target: Target, emit: Emit, tile: Any, ids: Any, first: Any, count: Any, used: int, experts: int
-) -> None:
-    """All pairs of `count` rows from `first` on, expert by expert, behind those that have none."""
-    order = registers((ROW_BLOCK * used,), "int32")  # row * used + place, by expert
-    ends, cursor = registers((experts + 1,), "int32"), registers((experts,), "int32")
-    with T.serial(0, experts + 1) as e:
-        T.buffer_store(ends, i32(0), [e])
-    with T.serial(0, count) as row, T.serial(0, used) as u:
-        after = ids[first + row, u] + 1
-        T.buffer_store(ends, ends[after] + 1, [after])
-    with T.serial(0, experts) as e:
-        T.buffer_store(cursor, ends[e], [e])
-        T.buffer_store(ends, ends[e] + ends[e + 1], [e + 1])
-    with T.serial(0, count) as row, T.serial(0, used) as u, T.If(ids[first + row, u] >= 0), T.Then():
-        expert = ids[first + row, u]
-        T.buffer_store(order, T.cast(row, "int32") * used + T.cast(u, "int32"), [cursor[expert]])
-        T.buffer_store(cursor, cursor[expert] + 1, [expert])
-    pairs = _Pairs(group_rows(target) + MORE_ROWS)
+class _Turn:
+    """What a thread does at a time: some tiles of some experts, of `tiles` each, for all their pairs.
 
-    def some(expert: Any, start: Any, size: int) -> None:
-        for r in range(size):
-            pair = order[start + r]
-            pairs.put(r, first + T.floordiv(pair, used), T.floormod(pair, used))
-        emit(tile, expert, pairs, size)
+    `write(at, tile, sums, rows)` takes the sums of `rows` pairs from the `at`-th on, one register each.
+    """
 
-    with T.serial(0, experts) as e:
-        size, start = ends[e + 1] - ends[e], ends[e]
-        in_groups(target, size, lambda at, count: some(e, start + at, count))
+    def __init__(
+        self, product: Product, left: _Left, weight: Any, tiles: int, write: Callable[[Any, Any, Any, int], None],
+        target: Target
+    ) -> None:  # fmt: skip
+        self.product, self.left, self.weight, self.tiles, self.write = product, left, weight, tiles, write
+        self.target, self.panel = target, min(PANEL, target.knobs.row_block)
+
+    def multiply(self, expert: Any, first: Any, end: Any) -> None:
+        """Tiles `first` to `end` of an expert, times each of its pairs."""
+        start, size = self.left.pairs.start(expert), registers((1,), "int32")
+        T.buffer_store(size, self.left.pairs.end(expert) - start, [0])
+        with T.If(size[0] <= FEW):
+            with T.Then():
+                for count in range(1, FEW + 1):
+                    with T.If(size[0] == count), T.Then():
+                        reduce = self.product.body([*self.left.picked(start, count), self.weight])
+                        with T.serial(first, end) as tile:
+                            self.write(start, tile, reduce(self._of(expert, tile), 0, count), count)
+            with T.Else(), T.If(first < end), T.Then(), T.serial(0, T.ceildiv(size[0], self.panel)) as panel:
+                copies = self.left.copies(self.panel)
+                at = start + panel * self.panel
+                count = T.min(size[0] - panel * self.panel, self.panel)
+                self.left.copy(at, count, copies)
+                with T.serial(first, end) as tile:
+
+                    def write(sums: Any, row: Any, rows: int, tile: Any = tile, at: Any = at) -> None:
+                        self.write(at + row, tile, sums, rows)
+
+                    buffers = [*copies, self.weight]
+                    self.product.rows_of_tile(self.target, buffers, self._of(expert, tile), 0, count, write)
+
+    def _of(self, expert: Any, tile: Any) -> Any:
+        """The expert's `tile` among those of all; 64 bits, for the matrices of all experts can have 2^31 words."""
+        place = registers((1,), "int64")
+        T.buffer_store(place, T.cast(expert, "int64") * self.tiles + T.cast(tile, "int64"), [0])
+        return place[0]
+
+
+def _slices(kind: str, format: str, inner: int, used: int) -> list[_Part]:
+    """The parts of each left operand that are a pair's slice of `inner` columns, as if these were all there is.
+
+    Totals of codes are those of blocks of 32 columns, and after these, for all slices, of 16.
+    """
+    words = inner // PER_WORD[kind]
+    parts = [_Part(0, words, words, 0)]
+    if kind != "i8":
+        return parts
+    packing = FORMATS[format]
+    assert isinstance(packing, BlockFormat)
+    blocks = inner // BLOCK
+    parts.append(_Part(0, blocks, blocks, 0))
+    if packing.block == SUM_BLOCK:  # a product asks for totals of 16, which it expects behind those of 32
+        finer = inner // SUM_BLOCK
+        return [*parts, _Part(used * blocks, finer, finer, blocks)]
+    return [*parts, _Part(0, blocks, blocks, 0)]
 
 
 KERNELS: dict[str, Any] = {

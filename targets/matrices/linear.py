@@ -43,8 +43,13 @@ Reduce = Callable[[Any, Any, int], Any]
 
 def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) float32, weight (T, K, 16) float32 -> (M, width)."""
+    return template(target, shapes, f32_product(target, int(shapes[0][1])))
+
+
+def f32_product(target: Target, columns: int) -> Product:
+    """The product of f32_linear."""
     usual, more = _rows(target, _ROWS_OF_F32)
-    return template(target, shapes, Product(["float32", "float32"], f32_body(int(shapes[0][1])), more, usual))
+    return Product(["float32", "float32"], f32_body(columns), more, usual)
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -68,8 +73,13 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
+    return template(target, shapes, bf16_product(target, int(shapes[0][1])))
+
+
+def bf16_product(target: Target, pairs: int) -> Product:
+    """The product of bf16_linear, over `pairs` of columns."""
     usual, more = _rows(target, _ROWS_OF_BF16)
-    return template(target, shapes, Product(["int32", "int32"], bf16_body(target, int(shapes[0][1])), more, usual))
+    return Product(["int32", "int32"], bf16_body(target, pairs), more, usual)
 
 
 def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:

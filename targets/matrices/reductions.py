@@ -5,28 +5,27 @@ Ops whose left side is only some columns of a wider one read it through `Columns
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
-from llmc.targets.matrices.block_linear import i8_body, left_types, packed_body
-from llmc.targets.matrices.linear import Reduce, bf16_body, f32_body
+from llmc.targets.matrices.block_linear import i8_product, packed_product
+from llmc.targets.matrices.linear import Product, bf16_product, f32_product
 from llmc.targets.target import Target
 
 # Form -> columns of the matrix that a column of the first operand stands for.
 PER_WORD = {"packed": 1, "bf16": 2, "i8": 4}
 
 
-def reduction(kind: str, target: Target, format: str, columns: int) -> tuple[list[str], Callable[[list[Any]], Reduce]]:
-    """dtypes of the left operands and the weight, and what makes a reduction of them."""
+def product_of(kind: str, target: Target, format: str, columns: int) -> Product:
+    """The product of linear layers that have a left side of this form, over so many columns."""
     packing = FORMATS[format]
     if kind == "bf16":
-        return ["int32", "int32"], bf16_body(target, -(-columns // 2))
+        return bf16_product(target, -(-columns // 2))
     if not isinstance(packing, BlockFormat):
-        return ["float32", "float32"], f32_body(columns)
+        return f32_product(target, columns)
     if kind == "packed":
-        return ["float32", "int32"], packed_body(target, packing, columns)
-    return [*left_types(packing), "int32"], i8_body(target, packing, columns)
+        return packed_product(target, packing, columns)
+    return i8_product(target, packing, columns)
 
 
 class Columns:

@@ -42,7 +42,7 @@ import fetch_smollm2
 import gguf
 from compare_figures import OURS, Sample, rows_of
 from compare_show import draw, show
-from models import VOCAB, tinyllama_gguf
+from models import QWEN3_MOE, TINYLLAMA, VOCAB, random_gguf
 from rich.console import Console
 
 import llmc
@@ -274,10 +274,11 @@ def _wanted(name: str, asked: list[str]) -> bool:
 
 SOURCES: dict[str, Callable[[], Path]] = {
     "smollm2": lambda: Path(fetch_smollm2.fetch()),
-    "1.1b": lambda: tinyllama_gguf(WORK, "q8", Path(fetch_smollm2.fetch())),
+    "1.1b": lambda: random_gguf(WORK, TINYLLAMA, "q8", Path(fetch_smollm2.fetch())),
+    "moe": lambda: random_gguf(WORK, QWEN3_MOE, "q8", Path(fetch_smollm2.fetch())),
 }
 # All weights, and those of them in an embedding that is only looked up, of which a step reads next to nothing.
-WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": (1_170_302_976, 100_663_296)}
+WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": (1_170_302_976, 100_663_296), "moe": (3_940_000_000, 100_663_296)}
 EMBEDDING_BITS = {"openvino": 8, "onnxruntime": 32, "ctranslate2": 8}  # what the exporters make of such an embedding
 _RECORDED = ("models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep")
 

@@ -33,7 +33,7 @@ HERE = ROOT / "tests" / "bench"
 sys.path[:0] = [str(ROOT / "examples"), str(HERE)]
 
 import fetch_smollm2
-from models import tinyllama_gguf
+from models import TINYLLAMA, random_gguf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -48,7 +48,7 @@ MEASURES = {"speed": "speed", "one_a_stage": "one a stage", "throughput": "throu
 SEED = {"layer": (8, 32), "tensor": (12, 12), "hybrid": (12, 24)}
 SOURCES: dict[str, Callable[[], Path]] = {
     "smollm2": lambda: Path(fetch_smollm2.fetch()),
-    "1.1b": lambda: tinyllama_gguf(WORK, "q8", Path(fetch_smollm2.fetch())),
+    "1.1b": lambda: random_gguf(WORK, TINYLLAMA, "q8", Path(fetch_smollm2.fetch())),
 }
 _RECORDED = ("model", "quant", "queries", "prompt_tokens", "new_tokens", "rounds", "repeats")
 

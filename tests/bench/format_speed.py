@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "bench")]
 
 import fetch_smollm2
-from models import VOCAB, tinyllama_gguf
+from models import TINYLLAMA, VOCAB, random_gguf
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args()
     console = Console(stderr=True)
-    source = tinyllama_gguf(WORK, "q8", Path(fetch_smollm2.fetch()))
+    source = random_gguf(WORK, TINYLLAMA, "q8", Path(fetch_smollm2.fetch()))
     artifacts = {}
     for name in options.formats.split(","):
         artifacts[name] = WORK / f"1.1B-{name}.llmc"

@@ -1,32 +1,76 @@
-"""Models for benchmarks: the TinyLlama-1.1B shape with random weights, as a GGUF file that any system here can read."""
+"""Models for benchmarks: shapes of real models with random weights, as GGUF files that any system here can read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-# TinyLlama-1.1B, with SmolLM2's vocabulary so that its tokenizer fits.
-LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, CONTEXT, VOCAB = 22, 2048, 5632, 32, 4, 2048, 49152
+VOCAB = 49152  # SmolLM2's, so that its tokenizer fits
 TYPES = {
     "q8": gguf.GGMLQuantizationType.Q8_0,  # 8.5 bits a weight
     "q4": gguf.GGMLQuantizationType.Q4_1,  # 5.0 bits a weight
 }
 
 
-def tinyllama_gguf(folder: Path, quant: str, tokenizer_from: Path) -> Path:
-    """Write (once) the random 1.1B model with matrices of type `TYPES[quant]`; embedding and head are Q8_0 always."""
-    path = folder / f"tinyllama-{quant}.gguf"
+@dataclass(frozen=True)
+class Shape:
+    """What a model is made of. `ffn` is of the MLP or, where there are experts, of each of them."""
+
+    name: str
+    arch: str  # as GGUF calls it
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int = 2048
+    experts: int = 0
+    used: int = 0
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names, without `.weight`, and shapes."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        yield "token_embd", (VOCAB, self.hidden)
+        for layer in range(self.layers):
+            block: dict[str, tuple[int, ...]] = {
+                "attn_norm": (self.hidden,), "attn_q": (q, self.hidden), "attn_k": (kv, self.hidden),
+                "attn_v": (kv, self.hidden), "attn_output": (self.hidden, q), "ffn_norm": (self.hidden,),
+            }  # fmt: skip
+            inward, outward = (self.ffn, self.hidden), (self.hidden, self.ffn)
+            if self.experts:
+                block |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
+                block |= {"ffn_gate_inp": (self.experts, self.hidden)}
+                block |= {f"ffn_{part}_exps": (self.experts, *inward) for part in ("gate", "up")}
+                block |= {"ffn_down_exps": (self.experts, *outward)}
+            else:
+                block |= {"ffn_gate": inward, "ffn_up": inward, "ffn_down": outward}
+            yield from ((f"blk.{layer}.{name}", shape) for name, shape in block.items())
+        yield "output_norm", (self.hidden,)
+        yield "output", (VOCAB, self.hidden)
+
+
+TINYLLAMA = Shape("tinyllama", "llama", 22, 2048, 5632, 32, 4, 64)  # TinyLlama-1.1B
+# Six of the 48 layers of Qwen3-30B-A3B: 3.8 G weights, of which a token uses 0.6 G (head and embedding in both).
+QWEN3_MOE = Shape("qwen3moe", "qwen3moe", 6, 2048, 768, 32, 4, 128, experts=128, used=8)
+
+
+def random_gguf(folder: Path, shape: Shape, quant: str, tokenizer_from: Path) -> Path:
+    """Write (once) the shape with random matrices of type `TYPES[quant]`; embedding and head are Q8_0 always."""
+    path = folder / f"{shape.name}-{quant}.gguf"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(str(path.with_suffix(".part")), "llama")
-    _describe(writer, tokenizer_from)
+    writer = gguf.GGUFWriter(str(path.with_suffix(".part")), shape.arch, use_temp_file=True)
+    _describe(writer, shape, tokenizer_from)
     rng = np.random.default_rng(0)
-    for name, shape in _shapes().items():
-        _add(writer, name, shape, TYPES["q8"] if name in ("token_embd", "output") else TYPES[quant], rng)
+    for name, size in shape.tensors():
+        _add(writer, name, size, TYPES["q8"] if name in ("token_embd", "output") else TYPES[quant], rng)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -35,40 +79,37 @@ def tinyllama_gguf(folder: Path, quant: str, tokenizer_from: Path) -> Path:
     return path
 
 
-def _shapes() -> dict[str, tuple[int, ...]]:
-    kv = HIDDEN // HEADS * KV_HEADS
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB, HIDDEN)}
-    for layer in range(LAYERS):
-        block = {
-            "attn_norm": (HIDDEN,), "attn_q": (HIDDEN, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN),
-            "attn_output": (HIDDEN, HIDDEN), "ffn_norm": (HIDDEN,), "ffn_gate": (FFN, HIDDEN),
-            "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN),
-        }  # fmt: skip
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    return shapes | {"output_norm": (HIDDEN,), "output": (VOCAB, HIDDEN)}
-
-
 def _add(writer: Any, name: str, shape: tuple[int, ...], kind: Any, rng: np.random.Generator) -> None:
     values = rng.standard_normal(shape, dtype=np.float32)
     if len(shape) == 1:
         writer.add_tensor(f"{name}.weight", 1 + 0.1 * values)
         return
-    blocks = gguf.quants.quantize(values * np.float32(shape[1] ** -0.5), kind)
-    writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
+    values *= np.float32(shape[-1] ** -0.5)
+    if name.endswith("ffn_gate_inp"):  # routers are kept as they are
+        writer.add_tensor(f"{name}.weight", values)
+        return
+    writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-def _describe(writer: Any, tokenizer_from: Path) -> None:
-    writer.add_name("TinyLlama 1.1B shape, random")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+def _describe(writer: Any, shape: Shape, tokenizer_from: Path) -> None:
+    writer.add_name(f"{shape.name} shape, random")
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(VOCAB)
+    if shape.experts:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(shape.ffn)
+    else:
+        writer.add_rope_dimension_count(shape.head_dim)
     for field in gguf.GGUFReader(str(tokenizer_from)).fields.values():
         if field.name.startswith("tokenizer.ggml."):
             kind = field.types[0]
