@@ -102,7 +102,9 @@ def bench(
             worker({"artifact": artifact, "threads": 1, "devices": True, **_SHORTEST})
         else:
             llmc.runtime.load(artifact, threads=1, progress=progress).close()
-        step_bytes = weight_bytes_per_step(Path(artifact), manifest)  # checked by that load
+        step_bytes = {
+            rows: weight_bytes_per_step(Path(artifact), manifest, rows) for rows in batch
+        }  # that load checked
         total = len(counts) * len(batch)
         for count in counts:
             read = worker({"only_read": True, "threads": min(count * max(1, width), most)})["read_bytes_per_s"]
@@ -110,7 +112,7 @@ def bench(
                 progress("measuring", len(rows), total)
                 case = {"artifact": artifact, "threads": count, "batch": sequences, **sizes}
                 raw = worker({**case, "repeats": repeats, "devices": devices})
-                rows.append(_row({**case, "repeats": repeats}, raw, step_bytes, read))
+                rows.append(_row({**case, "repeats": repeats}, raw, step_bytes[sequences], read))
     if as_json:
         print_json(rows)
         return
@@ -141,18 +143,31 @@ def worker(case: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def weight_bytes_per_step(folder: Path, manifest: dict[str, Any]) -> int:
-    """Return the bytes of weights that one step reads: all, less an embedding that is no head, and an encoder's.
+def weight_bytes_per_step(folder: Path, manifest: dict[str, Any], rows: int = 1) -> int:
+    """Return the bytes of weights that a step reads: all, less an embedding that is no head, and an encoder's.
 
-    Of an artifact for several devices it is what all of them read together.
+    Of experts it is those that `rows` rows are expected to use between them, were all used alike; of an artifact for
+    several devices what all of them read together.
     """
+    used = _experts_read(manifest["spec"].get("experts"), rows)
     if "devices" not in manifest:
-        return _read_by(folder, manifest, manifest["weights"], last_stage=True)
+        return _read_by(folder, manifest, manifest["weights"], True, used)
     ranks = manifest["devices"]["ranks"]
-    return sum(_read_by(folder, manifest, r["weights"], last_stage=r["stage"] == ranks[-1]["stage"]) for r in ranks)
+    return sum(_read_by(folder, manifest, r["weights"], r["stage"] == ranks[-1]["stage"], used) for r in ranks)
 
 
-def _read_by(folder: Path, manifest: dict[str, Any], weights: dict[str, Any], last_stage: bool) -> int:
+def _experts_read(experts: dict[str, Any] | None, rows: int) -> float:
+    """The share of a layer's experts that so many rows use.
+
+    >>> _experts_read({"count": 128, "used": 8}, rows=2) * 128
+    15.5
+    """
+    return 1 - (1 - experts["used"] / experts["count"]) ** rows if experts and experts["count"] else 1.0
+
+
+def _read_by(
+    folder: Path, manifest: dict[str, Any], weights: dict[str, Any], last_stage: bool, experts_read: float
+) -> int:
     """Sizes come from the header of the safetensors file: 8 bytes of length, then JSON."""
     with (folder / weights["file"]).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -161,8 +176,10 @@ def _read_by(folder: Path, manifest: dict[str, Any], weights: dict[str, Any], la
         names = [name for name in names if name.split(".")[0] != "embedding"]
     if manifest["task"] == "translate":  # cross_k: an encoder's last work, with cross_v
         names = [name for name in names if name.split(".")[0] != "encoder" and ".cross_k" not in name]
-    ends = [header[name]["data_offsets"] for name in names]
-    return sum(end - start for start, end in ends)
+    ends = {name: header[name]["data_offsets"] for name in names}
+    return round(
+        sum((end - start) * (experts_read if ".experts." in name else 1) for name, (start, end) in ends.items())
+    )
 
 
 def _row(case: dict[str, Any], raw: dict[str, Any], step_bytes: int, read: float) -> dict[str, Any]:

@@ -220,8 +220,7 @@ def _sizes(artifact: Path, model: str) -> cases.Samples:
 
 
 def _read_sizes(step_bytes: float, model: str) -> cases.Samples:
-    weights, looked_up = WEIGHTS[model]
-    return {"bits/weight": [8 * step_bytes / (weights - looked_up)], "step bytes": [step_bytes]}
+    return {"bits/weight": [8 * step_bytes / WEIGHTS[model][0]], "step bytes": [step_bytes]}
 
 
 def peers(bench: Bench, model: str, options: argparse.Namespace) -> list[cases.System]:
@@ -260,10 +259,14 @@ def _version(python: Path, module: str) -> str | None:
 def _peer_sizes(peer: str, path: Path, model: str) -> cases.Samples:
     """Bytes that a step reads of a peer's file, and bits of each weight that it reads."""
     if path.is_dir():
+        if model in EXPERTS_READ:
+            return {}  # nothing tells experts from the rest
         names = ("*.bin", "*.onnx.data")
         size = sum(f.stat().st_size for name in names for f in path.glob(name) if "tokenizer" not in f.name)
         return _read_sizes(size - WEIGHTS[model][1] * EMBEDDING_BITS[peer] / 8, model)
-    tensors = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(str(path)).tensors}
+    tensors = {tensor.name: float(tensor.n_bytes) for tensor in gguf.GGUFReader(str(path)).tensors}
+    for name in tensors:
+        tensors[name] *= EXPERTS_READ.get(model, 1) if name.endswith("_exps.weight") else 1
     looked_up = tensors["token_embd.weight"] if "output.weight" in tensors else 0
     return _read_sizes(sum(tensors.values()) - looked_up, model)
 
@@ -277,8 +280,9 @@ SOURCES: dict[str, Callable[[], Path]] = {
     "1.1b": lambda: random_gguf(WORK, TINYLLAMA, "q8", Path(fetch_smollm2.fetch())),
     "moe": lambda: random_gguf(WORK, QWEN3_MOE, "q8", Path(fetch_smollm2.fetch())),
 }
-# All weights, and those of them in an embedding that is only looked up, of which a step reads next to nothing.
-WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": (1_170_302_976, 100_663_296), "moe": (3_940_000_000, 100_663_296)}
+# Weights that a step of one row reads, and those in an embedding that it only looks up, of which it reads next to none.
+WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": TINYLLAMA.weights(), "moe": QWEN3_MOE.weights()}
+EXPERTS_READ = {"moe": QWEN3_MOE.used / QWEN3_MOE.experts}  # of all
 EMBEDDING_BITS = {"openvino": 8, "onnxruntime": 32, "ctranslate2": 8}  # what the exporters make of such an embedding
 _RECORDED = ("models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,13 @@ class Shape:
             yield from ((f"blk.{layer}.{name}", shape) for name, shape in block.items())
         yield "output_norm", (self.hidden,)
         yield "output", (VOCAB, self.hidden)
+
+    def weights(self) -> tuple[int, int]:
+        """Those that a step of one row reads, and those of the embedding, which it looks up one row of."""
+        looked_up, read = VOCAB * self.hidden, 0
+        for name, size in self.tensors():
+            read += math.prod(size) * self.used // self.experts if name.endswith("_exps") else math.prod(size)
+        return read - looked_up, looked_up
 
 
 TINYLLAMA = Shape("tinyllama", "llama", 22, 2048, 5632, 32, 4, 64)  # TinyLlama-1.1B
