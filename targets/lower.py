@@ -26,11 +26,11 @@ from llmc.targets.attention import (
 )
 from llmc.targets.matrices import (
     activated_linear,
+    bf16_linear,
     block_linear,
     embedding,
     experts,
     experts_bias,
-    linear,
     routing,
 )
 from llmc.targets.rows import (
@@ -78,7 +78,7 @@ KERNELS: dict[str, Kernel] = {
     "top": top.top,
     "packed_linear": block_linear.packed_linear,
     "round_rows": rounding.round_rows,
-    "bf16_linear": linear.bf16_linear,
+    "bf16_linear": bf16_linear.bf16_linear,
     "quantize_rows": rounding.quantize_rows,
     "i8_linear": block_linear.i8_linear,
     "route": routing.route,

@@ -34,11 +34,12 @@ _FEATURES = {
         "avx512_bf16": "avx512bf16",
         "amx_tile": "amx-tile",
         "amx_int8": "amx-int8",
+        "amx_bf16": "amx-bf16",
     },
     "aarch64": {"asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm"},
 }
 # Those of them that nothing uses but a kernel that asks for them: without such a kernel code is the same.
-_TILES = frozenset({"amx_tile", "amx_int8"})
+_TILES = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "avx512_bf16", "asimddp", "i8mm"}) | _TILES
 _AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -47,7 +48,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # that fits. The last one runs on every CPU of the architecture.
 _VARIANTS = {
     "x86_64": {
-        "cpu-amx_int8": (*_AVX512, "avx512_vnni", "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8"),
+        "cpu-amx_int8": (*_AVX512, "avx512_vnni", "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"),
         "cpu-avx512_bf16": (*_AVX512, "avx512_vnni", "avx512vbmi", "avx512_bf16"),
         "cpu-avx512_vbmi": (*_AVX512, "avx512_vnni", "avx512vbmi"),
         "cpu-avx512_vnni": (*_AVX512, "avx512_vnni"),

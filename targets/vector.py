@@ -222,12 +222,14 @@ def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:
     Weights are int32x16 words, activations one word. Where `dots_bf16`, `dot_bf16` gives the same in one instruction.
     """
 
-    def halves(words: Any) -> tuple[Any, Any]:
-        odd, even = T.bitwise_and(words, splat(i32(-65536))), T.shift_left(words, splat(i32(16)))
-        return T.reinterpret(odd, dtype="float32x16"), T.reinterpret(even, dtype="float32x16")
-
-    (odd, even), (x_odd, x_even) = halves(weights), halves(splat(activations))  # spread first: a load does that
+    (odd, even), (x_odd, x_even) = bf16_halves(weights), bf16_halves(splat(activations))  # spread first: a load does
     return fma(even, x_even, fma(odd, x_odd, acc))
+
+
+def bf16_halves(words: Any) -> tuple[Any, Any]:
+    """Odd and even columns, float32x16 each, of bfloat16 pairs in int32x16 words."""
+    odd, even = T.bitwise_and(words, splat(i32(-65536))), T.shift_left(words, splat(i32(16)))
+    return T.reinterpret(odd, dtype="float32x16"), T.reinterpret(even, dtype="float32x16")
 
 
 # One instruction for two products. Words of pairs, because this TVM crashes on a reinterpretation as bfloat16 vectors.

@@ -17,25 +17,13 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets.arguments import arguments
-from llmc.targets.matrices.streams import FEW_ROWS, ask_ahead
 from llmc.targets.parallel import parallel
 from llmc.targets.target import Target
-from llmc.targets.vector import (
-    DOT_BF16,
-    dot2_bf16,
-    dot_bf16,
-    dots_bf16,
-    fma,
-    imported,
-    lanes,
-    registers,
-    splat,
-)
+from llmc.targets.vector import fma, lanes, registers, splat
 
 MORE_ROWS = 2  # that a group may have above the usual
 # Rows of a group whose sums are all that it keeps, and how many more it may have when there are few: measured.
 _ROWS_OF_F32 = {"avx512f": (8, MORE_ROWS), "avx2": (6, 0)}
-_ROWS_OF_BF16 = {"avx512_bf16": (12, MORE_ROWS), "avx512f": (6, MORE_ROWS), "avx2": (4, 0)}
 
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
 Reduce = Callable[[Any, Any, int], Any]
@@ -48,7 +36,7 @@ def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 
 def f32_product(target: Target, columns: int) -> Product:
     """The product of f32_linear."""
-    usual, more = _rows(target, _ROWS_OF_F32)
+    usual, more = known_rows(target, _ROWS_OF_F32)
     return Product(["float32", "float32"], f32_body(columns), more, usual)
 
 
@@ -71,42 +59,7 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
     return body
 
 
-def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    return template(target, shapes, bf16_product(target, int(shapes[0][1])))
-
-
-def bf16_product(target: Target, pairs: int) -> Product:
-    """The product of bf16_linear, over `pairs` of columns."""
-    usual, more = _rows(target, _ROWS_OF_BF16)
-    return Product(["int32", "int32"], bf16_body(target, pairs), more, usual)
-
-
-def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
-    """Buffers (x, weight) -> the reduction over `pairs` of columns."""
-    one = dots_bf16(target)
-
-    def add(acc: Any, word: Any, left: Any) -> Any:
-        return dot_bf16(acc, word, splat(left)) if one else dot2_bf16(acc, word, left)
-
-    def body(buffers: list[Any]) -> Reduce:
-        x, weight = buffers
-
-        def reduce(tile: Any, row: Any, rows: int) -> Any:
-            acc = zeros(rows, "float32")
-            with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
-                ask_ahead(target, weight, (tile * pairs + k) * TILE, one and rows <= FEW_ROWS)
-                w = weight[tile, k, lanes(0)]
-                for r in range(rows):
-                    put(acc, r, add(get(acc, r), w, x[row + r, k]))
-            return acc
-
-        return reduce
-
-    return body
-
-
-def _rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None, int]:
+def known_rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None, int]:
     """`usual` and `more` of `in_groups`: what is known for the first flag that the target has."""
     return next((rows for flag, rows in known.items() if target.has(flag)), (None, MORE_ROWS))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.targets.matrices.bf16_linear import bf16_product
 from llmc.targets.matrices.block_linear import i8_product, packed_product
-from llmc.targets.matrices.linear import Product, bf16_product, f32_product
+from llmc.targets.matrices.linear import Product, f32_product
 from llmc.targets.target import Target
 
 # Form -> columns of the matrix that a column of the first operand stands for.

@@ -1,7 +1,7 @@
-"""Intel's tile registers (AMX): int8 dots of up to 16 rows and 16 outputs in one instruction.
+"""Intel's tile registers (AMX): dots of up to 16 rows and 16 outputs in one instruction, of int8 or of bfloat16.
 
-Sums of bytes are exact, so what comes out is what `dot4` gives. A tile has the columns that share a scale, for the
-floating-point sums over them must go on in the order of the other kernels.
+Sums of bytes are exact, so what comes out is what `dot4` gives. A tile of bytes has the columns that share a scale, for
+the floating-point sums over them must go on in the order of the other kernels.
 "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, instructions LDTILECFG to TDPBUSD.
 """
 
@@ -27,6 +27,11 @@ def are_there(target: Target) -> bool:
     return all(target.has(flag) for flag in ("amx_tile", "amx_int8", "avx512f"))
 
 
+def are_there_for_bf16(target: Target) -> bool:
+    """Whether they may use tiles of bfloat16."""
+    return all(target.has(flag) for flag in ("amx_tile", "amx_bf16", "avx512f"))
+
+
 def _call(name: str, *operands: Any) -> None:
     T.evaluate(T.call_llvm_intrin(f"llvm.x86.{name}", *operands, dtype="void"))
 
@@ -37,17 +42,17 @@ def _tile(numbers: range, number: int) -> Any:
 
 def configure(columns: int, rows: Any) -> None:
     """Set this thread's tiles: sums (rows, 16) int32, activations (rows, columns) int8, weights (columns / 4, 64)."""
-    rows = T.cast(rows, "int32")
+    sums, left, right = (rows, _LINE), (rows, columns), (columns // _WORD, _LINE)
+    _shape([sums] * len(_SUMS) + [left] * len(_ACTIVATIONS) + [right] * len(_WEIGHTS))
+
+
+def _shape(tiles: list[tuple[Any, int]]) -> None:
+    """Give each tile so many rows of so many bytes."""
     raw: list[Any] = [i32(0)] * (_LINE // _WORD)  # words
     raw[0] = i32(1)  # the palette
-    for tiles, width, height in (
-        (_SUMS, _LINE, rows),
-        (_ACTIVATIONS, columns, rows),
-        (_WEIGHTS, _LINE, i32(columns // _WORD)),
-    ):
-        for tile in tiles:
-            raw[4 + tile // 2] = raw[4 + tile // 2] + i32(width << tile % 2 * 16)
-            raw[12 + tile // 4] = raw[12 + tile // 4] + height * i32(1 << tile % 4 * 8)
+    for tile, (height, width) in enumerate(tiles):
+        raw[4 + tile // 2] = raw[4 + tile // 2] + i32(width << tile % 2 * 16)
+        raw[12 + tile // 4] = raw[12 + tile // 4] + T.cast(height, "int32") * i32(1 << tile % 4 * 8)
     config = registers((len(raw),), "int32")
     for place, word in enumerate(raw):
         T.buffer_store(config, word, [place])
@@ -76,3 +81,43 @@ def dots(number: int, codes: Any, row: Any, start: Any, weights: Any, place: Any
     _call("tdpbssd" if signed else "tdpbsud", own_sums, left, right)
     _call("tilestored64", own_sums, sums.access_ptr("w"), tirx.const(_LINE, "int64"))
     return sums
+
+
+# Of tiles of bfloat16: a group of rows has sums and activations of its own, so that the last may have fewer rows.
+BF16_GROUPS = 3
+BF16_PAIRS = 16  # of columns, in a tile
+_OTHER_SUMS, _OTHER_LEFT, _OTHER_RIGHT = range(3), range(3, 6), range(6, 8)
+
+
+def configure_bf16(heights: list[Any]) -> None:
+    """Set this thread's tiles for groups of rows, at most BF16_GROUPS, of so many rows each, and clear their sums.
+
+    Sums are (rows, 16) float32, activations (rows, 16) pairs of bfloat16, weights (16, 16) pairs.
+    """
+    idle = (0, 0)
+    groups = [(height, _LINE) for height in heights] + [idle] * (BF16_GROUPS - len(heights))
+    _shape([*groups, *groups, *[(BF16_PAIRS, _LINE)] * len(_OTHER_RIGHT)])
+    for group in range(len(heights)):
+        _call("tilezero", _tile(_OTHER_SUMS, group))
+
+
+def add_bf16(x: Any, row: Any, column: Any, weight: Any, place: Any, groups: int) -> None:
+    """Sums of all groups, of 16 rows each from `row` on, plus the products of 16 pairs of columns.
+
+    x (M, pairs), from `column` on; weight: 16 words of 16 outputs from `place` on. Even columns are added up by
+    themselves, odd ones too, from zero, by fma; then one to the other, and both to the sum. Numbers below 2^-126 are 0.
+    """
+    width = int(x.shape[1])
+    right = _tile(_OTHER_RIGHT, 0)
+    _call("tileloadd64", right, weight.access_ptr("r", offset=place), tirx.const(_LINE, "int64"))
+    for group in range(groups):
+        left = x.access_ptr("r", offset=(row + group * ROWS) * width + column)
+        _call("tileloadd64", _tile(_OTHER_LEFT, group), left, tirx.const(width * _WORD, "int64"))
+        _call("tdpbf16ps", _tile(_OTHER_SUMS, group), _tile(_OTHER_LEFT, group), right)
+
+
+def store_bf16(sums: Any, groups: int) -> None:
+    """Write the sums of all groups to an array of float32, a row's 16 together."""
+    for group in range(groups):
+        place = sums.access_ptr("w", offset=group * ROWS * LANES)
+        _call("tilestored64", _tile(_OTHER_SUMS, group), place, tirx.const(_LINE, "int64"))

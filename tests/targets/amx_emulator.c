@@ -4,6 +4,7 @@
    "AMX instruction set reference") on tiles of the calling thread, and goes on behind it. What is not known is handed
    on: the process ends as it would have. Test code: slow, one trap for each instruction. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -118,6 +119,30 @@ static void dot_bytes(int c, int a, int b, int a_signed, int b_signed) {
       }
 }
 
+/* Numbers below 2^-126 are zero to bfloat16 dots. */
+static float normal(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+static float widened(const uint8_t *at) {
+  uint32_t bits = (uint32_t)(at[0] | at[1] << 8) << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return normal(x);
+}
+
+/* c (M, N) float32 += a (M, K, 2) b (K, N, 2) in bfloat16: sums of first and of second ones, then both. */
+static void dot_bf16(int c, int a, int b) {
+  for (int m = 0; m < row_counts[c]; m++)
+    for (int n = 0; n < row_bytes[c] / 4; n++) {
+      float sums[2] = {0, 0}, sum;
+      for (int k = 0; k < row_bytes[a] / 4; k++)
+        for (int i = 0; i < 2; i++)
+          sums[i] = normal(fmaf(widened(&tiles[a][m][4 * k + 2 * i]), widened(&tiles[b][k][4 * n + 2 * i]), sums[i]));
+      memcpy(&sum, &tiles[c][m][4 * n], 4);
+      sum = normal(sum + normal(sums[0] + sums[1]));
+      memcpy(&tiles[c][m][4 * n], &sum, 4);
+    }
+}
+
 /* Whether the shapes of three different tiles go together; the instruction is illegal where they do not. */
 static int match(int c, int a, int b) {
   return c != a && c != b && a != b && row_counts[c] == row_counts[a] && row_bytes[a] == 4 * row_counts[b] &&
@@ -145,6 +170,11 @@ static int run(Instruction *in, const ucontext_t *context) {
     uint64_t where = address(in, context, &stride);
     if (in->pp == 2) store(tile, where, stride);
     else load(tile, where, stride);
+    return 1;
+  }
+  if (in->opcode == 0x5C && in->mod == 3 && in->pp == 2) {
+    if (!match(tile, in->rm, in->vvvv & 7)) return 0;
+    dot_bf16(tile, in->rm, in->vvvv & 7);
     return 1;
   }
   if (in->opcode == 0x5E && in->mod == 3) {

@@ -54,12 +54,16 @@ LEFT = {
 }
 
 
-def experts(rng: Rng, op: str, format: str, rows: int = 150) -> Case:
-    """Rows through some experts each, the same one twice and none among them; 150 are sorted in three blocks."""
+def experts(rng: Rng, op: str, format: str, rows: int = 150, inner: int = 0) -> Case:
+    """Rows through some experts each, the same one twice and none among them; `inner` columns, 0: any."""
     kind, _, way = op.split("_")
     used, count = int(rng.integers(1, 5)), int(rng.choice([2, 5]))
     long = format.endswith("_k")
-    inner = 256 if long else int(rng.choice([64, 128] if kind == "i8" and way == "out" else [16, 48, 64, 112]))
+    inner = (
+        inner or 256
+        if long
+        else inner or int(rng.choice([64, 128] if kind == "i8" and way == "out" else [16, 48, 64, 112]))
+    )
     width = int(rng.choice([16, 48]))
     x = rng.standard_normal((rows, inner * (used if way == "out" else 1))).astype(np.float32)
     left = LEFT[kind](x, format)

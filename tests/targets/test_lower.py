@@ -68,7 +68,7 @@ def test_target_facts_come_from_flags_alone() -> None:
         return targets.native(frozenset(flags), arch).name
 
     bf16 = avx512 | {"avx512_vnni", "avx512vbmi", "avx512_bf16"}
-    assert name(*bf16, "amx_tile", "amx_int8") == "cpu-amx_int8"
+    assert name(*bf16, "amx_tile", "amx_int8", "amx_bf16") == "cpu-amx_int8"
     assert name(*bf16) == "cpu-avx512_bf16"
     assert name(*avx512, "avx512_vnni", "avx512vbmi") == "cpu-avx512_vbmi"
     assert name(*avx512, "avx512_vnni") == "cpu-avx512_vnni"

@@ -21,12 +21,13 @@ from llmc.targets import target as targets
 from llmc.targets.matrices.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
+from expert_cases import experts
 from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, result, run
 
 FLAGS = targets.cpu_flags()
 BEST = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))
 TILED = replace(BEST, requires=tuple(f for f in BEST.requires if f != "avx512_bf16"))  # which these kernels do not use
-PLAIN = targets.native(frozenset(TILED.requires) - {"amx_tile", "amx_int8"}, "x86_64")
+PLAIN = targets.native(frozenset(TILED.requires) - {"amx_tile", "amx_int8", "amx_bf16"}, "x86_64")
 
 pytestmark = pytest.mark.skipif(not FLAGS.issuperset(PLAIN.requires), reason="no AVX-512 with VNNI and VBMI")
 
@@ -41,7 +42,23 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL | 
         pytest.skip("no gcc to build the emulator of tiles")
     library = tmp_path_factory.mktemp("tiles") / "emulator.so"
     source = Path(__file__).with_name("amx_emulator.c")
-    subprocess.run(["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-O2",
+            "-mfma",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            str(source),
+            "-lm",
+            "-o",
+            str(library),
+        ],
+        check=True,
+    )
     emulator = ctypes.CDLL(str(library))
     emulator.instructions_executed.restype = ctypes.c_long
     assert emulator.install() == 0
@@ -85,6 +102,40 @@ def test_a_gated_layer_gives_the_same_bits(counted: ctypes.CDLL | None) -> None:
     assert counted is None or counted.instructions_executed() > before, "no tile was used"
     for got, wanted in zip(found, result(case, PLAIN, like), strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_bf16_equals_its_meaning_and_a_row_has_the_same_bits_alone(counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(2)
+    for rows, columns, width in ((1, 64, 16), (2, 96, 33), (5, 32, 48), (16, 64, 20), (33, 160, 16), (151, 64, 40)):
+        x, weight = meaning.round_rows(floats(rng, rows, columns)), packed(rng, "bf16", width, columns)
+        case = Case("bf16_linear", [x, weight], {"format": "bf16", "width": width}, (0,))
+        before = counted.instructions_executed() if counted else 0
+        (together,) = run(case, TILED)
+        assert counted is None or (counted.instructions_executed() > before) == (rows > 1), "tiles are for several rows"
+        for row in range(0, rows, 7):
+            alone = Case(case.op, [x[row : row + 1], weight], case.attrs, (0,))
+            np.testing.assert_array_equal(run(alone, TILED)[0][0], together[row])
+
+
+def test_bf16_without_whole_tiles_of_columns_goes_without(counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(3)
+    x, weight = meaning.round_rows(floats(rng, 9, 48)), packed(rng, "bf16", 32, 48)
+    case = Case("bf16_linear", [x, weight], {"format": "bf16", "width": 32}, (0,))
+    before = counted.instructions_executed() if counted else 0
+    (got,) = run(case, TILED)
+    assert counted is None or counted.instructions_executed() == before
+    np.testing.assert_array_equal(got, run(case, PLAIN)[0])
+
+
+@pytest.mark.parametrize("op", ["i8_experts_in", "i8_experts_out", "bf16_experts_in", "bf16_experts_out"])
+def test_pairs_of_experts_go_through_tiles(op: str, counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng([*map(ord, op)])
+    case = experts(rng, op, "bf16" if op.startswith("bf16") else "q4", rows=90, inner=64)
+    before = counted.instructions_executed() if counted else 0
+    (got,) = run(case, TILED)
+    assert counted is None or counted.instructions_executed() > before, "no tile was used"
+    if op.startswith("i8"):
+        np.testing.assert_array_equal(got, run(case, PLAIN)[0])
 
 
 def test_few_rows_use_no_tile(counted: ctypes.CDLL | None) -> None:
