@@ -1,34 +1,48 @@
-"""An activation that gives int8 joins the matrix whose result it alone reads: that result stays in the caches.
+"""An activation that gives int8 joins the matrices whose results it alone reads: these stay in the caches.
 
-y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), and likewise for all of MULTIPLIED
-(compiler/ops/quantized.py).
+y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED, and
+y = concat(i8_experts_in(x, ids, g), i8_experts_in(x, ids, u)); q = gated_i8(y) -> q = i8_experts_gated_i8(x, ids, g, u)
+for all of GATED (compiler/ops/quantized.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.ops.quantized import ENDING, LINEAR, MULTIPLIED, after_linear
+from llmc.compiler.formats import GROUP
+from llmc.compiler.ops.quantized import ENDING, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.bindings import bound_in, reads_of
 
-_ACTIVATIONS = {name + ENDING for name in MULTIPLIED}
+_LINEAR_THEN = {name + ENDING for name in MULTIPLIED}
+_EXPERTS_THEN = {name + ENDING for name in GATED}
 
 
 def fuse_activation(module: tvm.IRModule) -> tvm.IRModule:
-    """Every such pair as one op. A matrix whose result somebody else reads too is left as it was."""
+    """Every such activation as one op with its matrices. Where others read their results too all stay as they are."""
     return rewrite_functions(_Fuse(module), module)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What an activation becomes: an op, its operands as the module has them, and attributes beside its own."""
+
+    name: str
+    operands: list[Any]
+    attrs: dict[str, Any]
 
 
 @relax.expr_functor.mutator
 class _Fuse(relax.PyExprMutator):
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
-        self.linears: dict[Any, Any] = {}  # result that an activation alone reads -> its call, as the module has it
+        self.joined: dict[Any, _Joined] = {}  # what an activation alone reads -> what that becomes
+        self.gone: set[Any] = set()  # variables that nobody reads then
         for function in module.functions.values():
             if isinstance(function, relax.Function):
                 self._plan(function)
@@ -38,23 +52,44 @@ class _Fuse(relax.PyExprMutator):
         reads = reads_of(function)
         for value in bound.values():
             found = ops.match(value)
-            if found is None or found[0].name not in _ACTIVATIONS:
+            if found is None or found[0].name not in _LINEAR_THEN | _EXPERTS_THEN:
                 continue
-            (x,) = found[1]
-            linear = ops.match(bound[x]) if x in bound else None
-            if linear is not None and linear[0].name == LINEAR and reads[x] == 1:
-                self.linears[x] = bound[x]
+            op, (x,), _ = found
+            if x not in bound or reads[x] != 1:
+                continue
+            linear = ops.match(bound[x])
+            if linear is not None and linear[0].name == LINEAR and op.name in _LINEAR_THEN:
+                self.joined[x] = _Joined(after_linear(op.name), linear[1], linear[2])
+                self.gone.add(x)
+            elif _is_concat(bound[x]) and op.name in _EXPERTS_THEN:
+                parts = list(bound[x].args[0].fields)
+                if all(part in bound and reads[part] == 1 for part in parts):
+                    self._plan_experts(op.name, x, parts, bound)
+
+    def _plan_experts(self, name: str, x: Any, parts: list[Any], bound: dict[Any, Any]) -> None:
+        matrices = [ops.match(bound[part]) for part in parts]
+        if len(matrices) != 2 or any(found is None or found[0].name != EXPERTS for found in matrices):
+            return
+        (_, gate, attrs), (_, up, others) = (found for found in matrices if found is not None)
+        same = all(a.same_as(b) for a, b in zip(gate[:-1], up[:-1], strict=True))
+        if same and attrs == others and int(attrs["width"]) % GROUP == 0:
+            self.joined[x] = _Joined(after_experts(name), [*gate, up[-1]], attrs)
+            self.gone |= {x, *parts}
 
     def visit_var_binding_(self, binding: Any) -> None:
-        if binding.var not in self.linears:
+        if binding.var not in self.gone:
             super().visit_var_binding_(binding)
 
     def visit_call_(self, call: Any) -> Any:
         found = ops.match(call)
-        if found is None or found[0].name not in _ACTIVATIONS or found[1][0] not in self.linears:
+        if found is None or found[0].name not in _LINEAR_THEN | _EXPERTS_THEN or found[1][0] not in self.joined:
             return super().visit_call_(call)
-        op, (x,), attrs = found
-        linear = ops.match(self.linears[x])
-        assert linear is not None
-        _, operands, own = linear
-        return ops.call(after_linear(op.name), [self.visit_expr(operand) for operand in operands], own | attrs)
+        joined = self.joined[found[1][0]]
+        operands = [self.visit_expr(operand) for operand in joined.operands]
+        return ops.call(joined.name, operands, joined.attrs | found[2])
+
+
+def _is_concat(value: Any) -> bool:
+    """Whether columns of several stand side by side."""
+    is_call = isinstance(value, relax.Call) and value.op.same_as(tvm.ir.Op.get("relax.concat"))
+    return is_call and int(value.attrs.axis) == 1 and isinstance(value.args[0], relax.Tuple)

@@ -25,6 +25,7 @@ from llmc.targets.attention import (
     turn_keys,
 )
 from llmc.targets.matrices import (
+    activated_experts,
     activated_linear,
     bf16_linear,
     block_linear,
@@ -86,6 +87,7 @@ KERNELS: dict[str, Kernel] = {
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
     **activated_linear.KERNELS,
+    **activated_experts.KERNELS,
     **norms.QUANTIZED_NORMS,
     **elementwise.QUANTIZED_ACTIVATIONS,
     **experts.KERNELS,

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from llmc.compiler import meaning
-from llmc.compiler.ops import core
+from llmc.compiler.ops import core, experts
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
 QUANTIZED = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "activate", "gated", "bounded_gated")
 ENDING = "_i8"
 MULTIPLIED = ("activate", "gated", "bounded_gated")  # of these, those that are fused with the i8_linear they are of
+GATED = ("gated", "bounded_gated")  # and with the two i8_experts_in
 LINEAR = "i8_linear"
+EXPERTS = "i8_experts_in"
 
 
 def _result(plain: Op) -> Callable[[list[Shape], dict[str, Attr]], Result]:
@@ -74,6 +78,42 @@ def _after_linear(linear: Op, quantized: Op) -> Op:
     )
 
 
+def after_experts(name: str) -> str:
+    """The op that is two i8_experts_in of the same rows, side by side, and then the op `name` of both.
+
+    >>> after_experts("gated_i8")
+    'i8_experts_gated_i8'
+    """
+    return f"i8_experts_{name}"
+
+
+def _after_experts(matrix: Op, quantized: Op) -> Op:
+    def result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
+        *operands, _, up = shapes
+        ((rows, columns), _), *_ = matrix.result([*operands, up], attrs)
+        return quantized.result([(rows, 2 * columns)], attrs)
+
+    def all_of_it(*arrays: Any, format: str, experts: int, width: int, **attrs: Attr) -> Any:
+        *operands, gate, up = arrays
+        both = [matrix.meaning(*operands, weight, format=format, experts=experts, width=width) for weight in (gate, up)]
+        return quantized.meaning(np.concatenate(both, axis=1), **attrs)
+
+    return Op(
+        after_experts(quantized.name),
+        (*matrix.operands[:-1], "gate", "up"),
+        (*matrix.attrs, *quantized.attrs),
+        result,
+        all_of_it,
+        f"{quantized.name} of {matrix.name} with gate and with up, side by side; width is a multiple of 64",
+        f"fusion of {matrix.name} and {quantized.name}",
+    )
+
+
 _ROWS = tuple(_op(op) for op in core.ROWS if op.name in QUANTIZED)
 _LINEAR = next(op for op in core.ROWS if op.name == LINEAR)
-ROWS = (*_ROWS, *(_after_linear(_LINEAR, op) for op in _ROWS if op.name.removesuffix(ENDING) in MULTIPLIED))
+_EXPERTS = next(op for op in experts.ROWS if op.name == EXPERTS)
+ROWS = (
+    *_ROWS,
+    *(_after_linear(_LINEAR, op) for op in _ROWS if op.name.removesuffix(ENDING) in MULTIPLIED),
+    *(_after_experts(_EXPERTS, op) for op in _ROWS if op.name.removesuffix(ENDING) in GATED),
+)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
-from llmc.compiler.ops.quantized import ENDING, MULTIPLIED, QUANTIZED, after_linear
+from llmc.compiler.ops.quantized import ENDING, GATED, MULTIPLIED, QUANTIZED, after_experts, after_linear
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS
 
@@ -60,6 +60,7 @@ WIDTHS = [name for name in ("native", "avx2", "portable") if name in DISTINCT]  
 
 def test_every_kernel_has_a_case() -> None:
     fused = {op + ENDING for op in QUANTIZED} | {after_linear(op + ENDING) for op in MULTIPLIED}  # test_quantized.py
+    fused |= {after_experts(op + ENDING) for op in GATED}
     assert set(CASES) | set(ATTENTION_CASES) | set(EXPERT_CASES) | set(LATENT_CASES) | fused == set(KERNELS)
 
 

@@ -12,7 +12,16 @@ import pytest
 from llmc.compiler import meaning
 from llmc.compiler.formats import BLOCK, MIDDLE
 from llmc.compiler.ops import OPS
-from llmc.compiler.ops.quantized import ENDING, LINEAR, MULTIPLIED, QUANTIZED, after_linear
+from llmc.compiler.ops.quantized import (
+    ENDING,
+    EXPERTS,
+    GATED,
+    LINEAR,
+    MULTIPLIED,
+    QUANTIZED,
+    after_experts,
+    after_linear,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kernel_cases import ROWS, Case, block_format, floats, packed, result
@@ -79,6 +88,30 @@ def test_a_linear_layer_with_its_activation_has_the_bits_of_the_two(op: str, for
         for got, wanted in zip(result(fused, target, _like(rows, *expected)), apart, strict=True):
             np.testing.assert_array_equal(got, wanted[:rows])
     _near(apart, OPS[op].meaning(OPS[LINEAR].meaning(*operands, **both), **attrs), expected)
+
+
+@pytest.mark.parametrize("variant", WIDTHS)
+@pytest.mark.parametrize("format", ["q8", "q4", "c4", "q6_k"])
+@pytest.mark.parametrize("op", GATED)
+def test_experts_with_their_gate_have_the_bits_of_the_ops_apart(op: str, format: str, variant: str) -> None:
+    rng, target = np.random.default_rng([*map(ord, op + format + variant)]), VARIANTS[variant]
+    attrs, rows, used, count = _case(rng, op).attrs, 150, int(rng.integers(1, 4)), 5
+    width = 64 * int(rng.integers(1, 12))
+    left = block_format(format).left(meaning.quantize_rows(floats(rng, rows, 256)))
+    ids = np.sort(rng.integers(-1, count, (rows, used)).astype(np.int32), axis=1)
+    gate, up = (packed(rng, format, count * width, 256) for _ in range(2))
+    symbolic, both = tuple(range(len(left) + 1)), {"format": format, "experts": count, "width": width}
+    expected = OPS[after_experts(op + ENDING)].meaning(*left, ids, gate, up, **both, **attrs)
+    like = (np.zeros((rows, used * width), np.float32),)
+    halves = [result(Case(EXPERTS, [*left, ids, w], both, symbolic), target, like)[0] for w in (gate, up)]
+    plain = np.concatenate(halves, axis=1)
+    apart = result(Case(op + ENDING, [plain], attrs, (0,)), target, expected)
+    for some in (1, 3, 20, rows):
+        inputs = [a[:some].copy() if i in symbolic else a for i, a in enumerate([*left, ids, gate, up])]
+        fused = Case(after_experts(op + ENDING), inputs, both | attrs, symbolic)
+        for got, wanted in zip(result(fused, target, _like(some, *expected)), apart, strict=True):
+            np.testing.assert_array_equal(got, wanted[:some])
+    _near(apart, OPS[op].meaning(plain, **attrs), expected)
 
 
 def _near(found: Arrays, plain: np.ndarray, expected: tuple[np.ndarray, ...]) -> None:
