@@ -118,7 +118,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Arcee": ("arcee", "arcee", {}),
     "Orion": ("orion", "stablelm", {"partial_rotary_factor": 1.0}),
     "Seed-OSS": ("seed_oss", "seed_oss", {"head_dim": 24}),
-    "EXAONE 3": ("exaone", "llama", {"rope_parameters": _LLAMA3}),
+    "EXAONE 3": ("exaone", "exaone", {"rope_parameters": _LLAMA3}),
     "SmolLM 3": ("smollm3", "smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "GLM 4 0414": ("glm4", "glm4", {"head_dim": 24, "attention_bias": True}),
     "Nemotron": ("nemotron", "nemotron", {}),

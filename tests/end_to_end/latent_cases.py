@@ -60,4 +60,14 @@ LATENT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "A.X K1": ("axk1", {**LATENT, **EXPERTS}),
+    "Sarvam 105B": (
+        "sarvam_mla",
+        {
+            **LATENT, **EXPERTS, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "num_key_value_heads": None,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "Sarvam 105B, queries of a latent, groups, rope by halves": (
+        "sarvam_mla", {**LATENT, **EXPERTS, "rope_interleave": False, "norm_topk_prob": False},
+    ),
 }  # fmt: skip

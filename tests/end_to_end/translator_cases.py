@@ -26,6 +26,9 @@ TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mT5": ("mt5", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umT5": ("umt5", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "umT5, logits as they are": (
+        "umt5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
     "BART": ("bart", {**_SIZES, "forced_bos_token_id": 1, "decoder_ffn_dim": 80}),
     "PLBart": ("plbart", _SIZES),
     "mBART": ("mbart", _SIZES),

@@ -267,6 +267,7 @@ def test_two_tables_that_disagree() -> None:
         ("gemma3_text", {"hidden_activation": "xielu"}, "hidden_activation = 'xielu', llmc knows: 'silu'"),
         ("gemma3_text", {"hidden_act": "gelu_pytorch_tanh"}, r"unknown keys 'hidden_act' \(near: hidden_activation"),
         ("gemma3_text", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping = -50.0, wanted a number"),
+        ("apertus1p5_text", {"output_vocab_size": 48}, "output_vocab_size is set: llmc has no head of fewer rows"),
         ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set: llmc has no softcapping"),
         ("qwen3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is set"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is set"),

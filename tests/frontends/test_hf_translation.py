@@ -97,6 +97,29 @@ def test_flan_t5_scales_no_logits_however_its_config_is_saved() -> None:
         assert (spec.mlp.kind, spec.mlp.activation, spec.sizes.layers) == ("gated", "gelu_tanh", 8)
 
 
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+@pytest.mark.parametrize(
+    ("config", "scaled"),
+    [
+        ({}, True),
+        ({"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": False}, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+    ],
+)
+def test_logits_are_scaled_as_old_and_new_configs_say(model_type: str, config: dict[str, Any], scaled: bool) -> None:
+    given = {key: value for key, value in FLAN.items() if key != "tie_word_embeddings"}
+    spec = derive({**given, **config, "model_type": model_type})
+    assert spec.head.scale == pytest.approx(512**-0.5 if scaled else 1.0)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_a_scale_of_logits_that_is_neither_is_refused(model_type: str) -> None:
+    with pytest.raises(SourceError, match="scale_decoder_outputs = 0.5, llmc knows: True, False"):
+        derive({**FLAN, "model_type": model_type, "scale_decoder_outputs": 0.5})
+
+
 def test_fairseq_models_as_published() -> None:
     bart = derive(BART_CNN, end=2)
     assert (bart.norm.place, bart.norm.embedding, bart.norm.final, bart.position.kind) == (

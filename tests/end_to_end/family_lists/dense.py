@@ -154,6 +154,11 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nanochat": ("nanochat", {}),
     "Apertus": ("apertus", {"rope_parameters": LLAMA3}),
+    "Apertus 1.5": ("apertus1p5_text", {"rope_parameters": LLAMA3, "attention_bias": True}),
+    "EXAONE 3": ("exaone", {"rope_parameters": LLAMA3}),
+    "EXAONE 3 with biases, tied": (
+        "exaone", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "Persimmon": ("persimmon", {"num_key_value_heads": 4}),
     "Persimmon without norms of queries": ("persimmon", {"num_key_value_heads": 4, "qk_layernorm": False}),
     "Phi, norms of queries and keys": ("phi", {"qk_layernorm": True}),

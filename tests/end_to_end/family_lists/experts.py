@@ -38,6 +38,14 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "GLM 4.5": ("glm4_moe", {**_GROUPED, "num_hidden_layers": 3, "use_qk_norm": True, "head_dim": 24}),
     "GLM 4.5, one group": ("glm4_moe", {**_GROUPED, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "Sarvam 30B": ("sarvam_moe", {**_GROUPED, "num_hidden_layers": 3, "head_dim": 24}),
+    "Sarvam 30B with biases, rope on half a head, without norms of queries": (
+        "sarvam_moe",
+        {
+            **_GROUPED, "head_dim": 16, "attention_bias": True, "partial_rotary_factor": 0.5, "use_qk_norm": False,
+            "norm_topk_prob": False, "n_group": 1, "topk_group": 1,
+        },
+    ),
     "ERNIE 4.5 MoE": (
         "ernie4_5_moe",
         {

@@ -5,11 +5,11 @@ from __future__ import annotations
 # Reason -> model types.
 _REASONS = {
     "has layers with a state in place of a cache of tokens": (
-        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax "
+        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lara_mini mamba mamba2 minimax "
         "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text "
         "recurrent_gemma rwkv xlstm zamba zamba2"
     ),
-    "has convolutions": "inkling2_text inkling_text lfm2 lfm2_moe lfm3 zaya",
+    "has convolutions": "inkling2_loop_text inkling2_text inkling_text lfm2 lfm2_moe lfm3 zaya",
     "looks at tokens that an index of its own picks": (
         "axk2 deepseek_v4 dots3_note dots3_note_text hy_v4 minimax_m3_vl_text"
     ),
@@ -37,7 +37,7 @@ _REASONS = {
     "tells places by segments of the text": "cpmant",
     "attends twice and takes the difference": "diffllama",
     "hides tokens by what they say": "doge",
-    "runs its layers several times": "hrm_text",
+    "runs its layers several times": "dory hrm_text",
     "has experts in attention": "jetmoe",
     "has layers of several numbers of heads": "laguna mimo_v2_flash",
     "attends to chunks": "llama4_text",

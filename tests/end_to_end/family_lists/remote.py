@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from family_lists.dense import LLAMA3
 from family_lists.experts import FEW
 from latent_cases import EXPERTS, LATENT
 
@@ -165,21 +164,5 @@ REMOTE: dict[str, Remote] = {
             "mlp.down_proj": "mlp.c_proj",
         },
         {"attn.c_attn": _QKV},
-    ),
-    "EXAONE 3": Remote(
-        "exaone",
-        ("llama", {"rope_parameters": LLAMA3}),
-        {
-            "vocab_size": 320, "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "intermediate_size": 160, "max_position_embeddings": 256, "layer_norm_epsilon": 1e-5,
-            "activation_function": "silu", "rope_theta": 10000, "tie_word_embeddings": False,
-            "rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
-        },
-        {
-            r"model\.embed_tokens": "transformer.wte", r"model\.norm": "transformer.ln_f",
-            r"model\.layers": "transformer.h", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
-            r"self_attn\.(.)_proj": r"attn.attention.\1_proj", r"attention\.o_proj": "attention.out_proj",
-            "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj",
-        },
     ),
 }  # fmt: skip
