@@ -59,14 +59,16 @@ class Left:
         with T.serial(0, count) as r:
             row, place = self.start + self.pairs.row(at + r), self.pairs.place(at + r)
             for buffer, part, out in zip(self.buffers, self.parts, copies, strict=True):
-                first = part.first + place * part.step
-                columns(
-                    part.count,
-                    lambda c, b=buffer, p=part, o=out, f=first: T.buffer_store(
-                        o, b[row, lanes(f + c)], [r, lanes(p.to + c)]
-                    ),
-                    lambda c, b=buffer, p=part, o=out, f=first: T.buffer_store(o, b[row, f + c], [r, p.to + c]),
-                )
+                _copy(buffer, row, part.first + place * part.step, part.count, out, r, part.to)
+
+
+def _copy(buffer: Any, row: Any, first: Any, count: int, out: Any, to_row: Any, to: int) -> None:
+    """`count` columns of a row of buffer from `first` on, into a row of out from `to` on."""
+    columns(
+        count,
+        lambda c: T.buffer_store(out, buffer[row, lanes(first + c)], [to_row, lanes(to + c)]),
+        lambda c: T.buffer_store(out, buffer[row, first + c], [to_row, to + c]),
+    )
 
 
 class _Picked:

@@ -95,8 +95,12 @@ def test_a_gated_layer_gives_the_same_bits(counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng(1)
     x = block_format("q4").left(meaning.quantize_rows(floats(rng, 41, 256)))
     attrs = {"format": "q4", "width": 256, "activation": "silu"}
-    case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4", 256, 256)], attrs, tuple(range(len(x))))
-    like = OPS[case.op].meaning(*case.arrays, **attrs)
+    same_bits(Case("i8_linear_gated_i8", [*x, packed(rng, "q4", 256, 256)], attrs, tuple(range(len(x)))), counted)
+
+
+def same_bits(case: Case, counted: ctypes.CDLL | None) -> None:
+    """`check` of an op with several results."""
+    like = OPS[case.op].meaning(*case.arrays, **case.attrs)
     before = counted.instructions_executed() if counted else 0
     found = result(case, TILED, like)
     assert counted is None or counted.instructions_executed() > before, "no tile was used"
@@ -136,6 +140,15 @@ def test_pairs_of_experts_go_through_tiles(op: str, counted: ctypes.CDLL | None)
     assert counted is None or counted.instructions_executed() > before, "no tile was used"
     if op.startswith("i8"):
         np.testing.assert_array_equal(got, run(case, PLAIN)[0])
+
+
+def test_gated_experts_give_the_same_bits(counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(4)
+    left = block_format("q4").left(meaning.quantize_rows(floats(rng, 60, 128)))
+    ids = np.sort(rng.integers(0, 3, (60, 2)).astype(np.int32), axis=1)
+    weights = [packed(rng, "q4", 3 * 64, 128) for _ in range(2)]
+    attrs = {"format": "q4", "experts": 3, "width": 64, "activation": "silu"}
+    same_bits(Case("i8_experts_gated_i8", [*left, ids, *weights], attrs, tuple(range(len(left) + 1))), counted)
 
 
 def test_few_rows_use_no_tile(counted: ctypes.CDLL | None) -> None:
