@@ -10,6 +10,7 @@ class Knobs:
     """The tuning of one kernel. Defaults are what most machines do well with."""
 
     prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for when it is read at memory's speed; 0: not
+    few_rows: int = 2  # with how many rows at most it is, where one instruction does the products of a word and a row
     prefetch_far_bytes: int = 8192  # the same, into the second-level cache, when rows make work of each line
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
     row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
@@ -19,7 +20,8 @@ class Knobs:
 # Knob -> the values `llmc tune` tries, the default among them: one line for each. Any of them is right for any kernel.
 CANDIDATES: dict[str, tuple[int, ...]] = {
     "prefetch_bytes": (0, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
-    "prefetch_far_bytes": (0, 2048, 4096, 8192, 16384),
+    "few_rows": (0, 1, 2, 4),
+    "prefetch_far_bytes": (0, 2048, 4096, 7168, 8192, 16384),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
     "tile_rows": (0, 4, 8, 16),

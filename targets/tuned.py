@@ -53,12 +53,12 @@ def kernel_key(name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, A
 def family_key(name: str, attrs: Mapping[str, Any]) -> str:
     """Op and format of a kernel, whatever its shapes: what the shipped defaults go by.
 
-    A linear layer with its activation is of the family of those without.
+    A linear layer with its activation is of the family of those without, and so are experts' matrices.
 
     >>> family_key("i8_linear_gated_i8", {"width": 1536, "format": "q4", "activation": "silu"})
     'i8_linear q4'
     """
-    name = LINEAR if name.startswith(f"{LINEAR}_") else name
+    name = LINEAR if name.startswith((f"{LINEAR}_", "i8_experts_")) else name
     return f"{name} {attrs['format']}" if "format" in attrs else name
 
 

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, get, known_rows, put, template, zeros
-from llmc.targets.matrices.streams import FEW_ROWS, ask_ahead
+from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.matrices.tile_bf16 import can_multiply, tile_product
 from llmc.targets.target import Target
 from llmc.targets.vector import DOT_BF16, dot2_bf16, dot_bf16, dots_bf16, imported, lanes, splat
@@ -45,7 +45,7 @@ def bf16_body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
             with imported(*[DOT_BF16] * one), T.serial(0, pairs) as k:
-                ask_ahead(target, weight, (tile * pairs + k) * TILE, one and rows <= FEW_ROWS)
+                ask_ahead(target, weight, (tile * pairs + k) * TILE, one and rows <= target.knobs.few_rows)
                 w = weight[tile, k, lanes(0)]
                 for r in range(rows):
                     put(acc, r, add(get(acc, r), w, x[row + r, k]))

@@ -18,7 +18,6 @@ from llmc.targets.matrices import tiles
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
-from llmc.targets.matrices.streams import FEW_ROWS
 from llmc.targets.matrices.tile_linear import multiply
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rows.rounding import QUANTIZED
@@ -72,7 +71,7 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")
-            reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= FEW_ROWS)
+            reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= target.knobs.few_rows)
             reader.begin()
             with T.serial(0, columns // CHUNK) as chunk:
                 words = reader.values(chunk)

@@ -7,10 +7,6 @@ from typing import Any
 from llmc.targets.target import Target
 from llmc.targets.vector import prefetch
 
-# With so many rows at most, where one instruction does the products of a word and a row, weights are done with as fast
-# as memory brings them: measured.
-FEW_ROWS = 2
-
 
 def ask_ahead(target: Target, weight: Any, place: Any, quick: bool) -> None:
     """Ask for what stands ahead of word `place` of the weights; `quick`: they are done with as fast as they come.

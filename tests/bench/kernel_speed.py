@@ -36,9 +36,10 @@ MOST_ROWS = 512
 
 def main() -> None:
     """Build the kernels, run the rounds, print the table."""
-    blocks = ",".join(name for name in OFFERED if isinstance(FORMATS[name], BlockFormat))
+    offered = ",".join(name for name in OFFERED if isinstance(FORMATS[name], BlockFormat))
+    known = ",".join(name for name, format in FORMATS.items() if isinstance(format, BlockFormat))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", default=blocks, help="of: " + blocks)
+    parser.add_argument("--formats", default=offered, help="of: " + known)
     parser.add_argument("--rows", default="1", help="rows of activations, such as 1,4,8,16")
     parser.add_argument("--outputs", type=int, default=11264)
     parser.add_argument("--columns", type=int, default=2048)
@@ -65,6 +66,15 @@ def main() -> None:
         options.json.write_text(json.dumps({"read_limit": statistics.median(limits), "rows": rows}, indent=1))
 
 
+def _tile(format: BlockFormat, columns: int) -> np.ndarray:
+    """Sixteen rows of random weights, packed; of what only checkpoints have, bytes that make no strange float16."""
+    rng = np.random.default_rng(0)
+    if format.quantizer is not None:
+        return format.pack(rng.standard_normal((TILE, columns)).astype(np.float32))
+    words: np.ndarray = rng.integers(0, 2**31, format.packed_shape(TILE, columns)).astype(np.int32) & 0x3F3F3F3F
+    return words
+
+
 class Case:
     """The kernel of a format, and copies of a matrix for it."""
 
@@ -72,7 +82,7 @@ class Case:
         format = FORMATS[name]
         assert isinstance(format, BlockFormat)
         self.name, self.outputs, self.columns = name, outputs, columns
-        one = format.pack(np.random.default_rng(0).standard_normal((TILE, columns)).astype(np.float32))
+        one = _tile(format, columns)
         matrix = np.repeat(one, -(-outputs // TILE), axis=0)
         self.bytes = matrix.nbytes
         self.copies = [tvm.runtime.tensor(matrix) for _ in range(max(2, megabytes * 1_000_000 // self.bytes))]
