@@ -62,20 +62,44 @@ def family_key(name: str, attrs: Mapping[str, Any]) -> str:
     return f"{name} {attrs['format']}" if "format" in attrs else name
 
 
+_WIDE_WORDS = 1024  # of a row of the first operand: 4,096 columns of int8
+
+
 @dataclass(frozen=True)
 class Tuned:
-    """What is known of one target's kernels: `exact` by kernel, `families` for others, and `every` for all."""
+    """What is known of one target's kernels: `exact` by kernel, `families` for others, and `every` for all.
+
+    `wide`: the same of those that read rows of many columns, over what is known of all.
+    """
 
     exact: Mapping[str, Found] = field(default_factory=dict)
     families: Mapping[str, Found] = field(default_factory=dict)
     every: Found = field(default_factory=dict)
+    wide: Tuned | None = None
 
     def knobs(self, default: Knobs, name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> Knobs:
         """The kernel's own knobs, or those of its family, over those of every kernel, over the target's."""
-        found = self.exact.get(kernel_key(name, shapes, attrs))
-        if found is None:
-            found = self.families.get(family_key(name, attrs), {})
-        return replace(default, **{**self.every, **found})
+        known = [self, self.wide] if self.wide is not None and _is_wide(shapes) else [self]
+        found = {knob: value for each in known if each is not None for knob, value in each.every.items()}
+        own = self.exact.get(kernel_key(name, shapes, attrs))
+        if own is not None:
+            return replace(default, **{**found, **own})
+        for each in known:
+            if each is not None:
+                found |= each.families.get(family_key(name, attrs), {})
+        return replace(default, **found)
+
+
+def _is_wide(shapes: Sequence[Sequence[Any]]) -> bool:
+    """Whether the first operand has rows of many words."""
+    return len(shapes[0]) > 1 and _number(shapes[0][1]) >= _WIDE_WORDS
+
+
+def _number(size: Any) -> int:
+    """A size, 0 where only the step knows it."""
+    from tvm import tirx
+
+    return int(size) if isinstance(size, (int, tirx.IntImm)) else 0
 
 
 def shipped(target: Target) -> Tuned:
@@ -87,7 +111,14 @@ def shipped(target: Target) -> Tuned:
     flags = set(target.requires)
     fitting = [entry for entry in _entries() if entry["arch"] == target.arch and flags >= set(entry["requires"])]
     best = max(fitting, key=lambda entry: len(entry["requires"]), default=None)
-    return Tuned() if best is None else Tuned(families=best["families"], every=best.get("every", {}))
+    if best is None:
+        return Tuned()
+    wide = best.get("wide")
+    return Tuned(
+        families=best["families"],
+        every=best.get("every", {}),
+        wide=None if wide is None else Tuned(families=wide["families"], every=wide.get("every", {})),
+    )
 
 
 @cache

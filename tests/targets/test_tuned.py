@@ -91,12 +91,26 @@ def test_keys_tell_kernels_apart_and_not_by_what_sizes_are_called() -> None:
 
 def test_shipped_defaults_are_knobs_of_kernels_there_are() -> None:
     for entry in tuned._entries():
-        assert set(entry) - {"every"} == {"arch", "requires", "families"}
+        assert set(entry) - {"every", "wide"} == {"arch", "requires", "families"}
         assert entry["requires"] == sorted(entry["requires"])
-        for family, knobs in entry["families"].items():
-            assert family.split()[0] in KERNELS
-            assert all(value in CANDIDATES[name] for name, value in knobs.items())
-        assert all(value in CANDIDATES[name] for name, value in entry.get("every", {}).items())
+        for known in (entry, entry.get("wide", {"families": {}})):
+            for family, knobs in known["families"].items():
+                assert family.split()[0] in KERNELS
+                assert all(value in CANDIDATES[name] for name, value in knobs.items())
+            assert all(value in CANDIDATES[name] for name, value in known.get("every", {}).items())
+
+
+def test_what_is_known_of_wide_rows_counts_for_them_alone() -> None:
+    wide = Tuned(families={"i8_linear c4": {"few_rows": 0}}, every={"few_rows": 1})
+    found = Tuned(families={"i8_linear q4_k": {"few_rows": 0}}, every={"prefetch_bytes": 256}, wide=wide)
+
+    def few(columns: int, format: str) -> Knobs:
+        shapes = [["m", columns // 4], ["m", columns // 32], [8, 100], ["m", 128]]
+        return found.knobs(Knobs(), "i8_linear", shapes, {"format": format, "width": 128})
+
+    assert few(2048, "c4") == few(2048, "q4") == Knobs(prefetch_bytes=256)
+    assert few(4096, "c4") == few(4096, "q4_k") == few(2048, "q4_k") == Knobs(prefetch_bytes=256, few_rows=0)
+    assert few(4096, "q4") == Knobs(prefetch_bytes=256, few_rows=1)
 
 
 def test_of_shipped_defaults_that_fit_a_cpu_one_is_the_most_alike() -> None:
