@@ -6,7 +6,8 @@
 
 For an op and a format those knobs count that gain most over all of its kernels in all databases, of these that lose for
 no kernel and at no number of rows, on average over the others. What CPUs have that no database is of stays as it is,
-and so does what an entry has for `every` kernel, which is written by hand from measurements (kernel_speed.py).
+and so does what an entry has for `every` kernel and for `wide` rows, written by hand from measurements
+(kernel_speed.py).
 """
 
 from __future__ import annotations
