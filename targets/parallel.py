@@ -43,12 +43,19 @@ def forget_registers(target: Target) -> None:
 
 
 @contextmanager
-def parallel(target: Target, count: Any) -> Iterator[Any]:
-    """The number of the turn, below `count`. The body is a function of its own, whose spilled registers are aligned."""
+def _aligned(target: Target) -> Iterator[None]:
+    """A function of its own, whose spilled registers are aligned."""
     wide = target.has("avx")
-    with T.parallel(0, count) as turn, imported(*[_ALIGNED] * wide):
+    with imported(*[_ALIGNED] * wide):
         if wide:
             T.evaluate(T.call_extern("int32", "llmc_align_stack"))
+        yield
+
+
+@contextmanager
+def parallel(target: Target, count: Any) -> Iterator[Any]:
+    """The number of the turn, below `count`. The body is a function of its own, whose spilled registers are aligned."""
+    with T.parallel(0, count) as turn, _aligned(target):
         yield turn
 
 
@@ -56,10 +63,10 @@ def parallel(target: Target, count: Any) -> Iterator[Any]:
 def parallel_ranges(target: Target, count: int) -> Iterator[tuple[Any, Any]]:
     """The first of `count` that is this thread's, and the one after the last: what it does stands together.
 
-    There may be none: the body is for all threads. TVM shares out the turns of a loop and tells nobody how; so the
-    loop notes it.
+    There may be none: the body, which is as `parallel`'s, is for all threads. TVM shares out the turns of a loop and
+    tells nobody how; so the loop notes it.
     """
-    with T.attr(i32(0), "pragma_parallel_launch_point", i32(1)):
+    with T.attr(i32(0), "pragma_parallel_launch_point", i32(1)), _aligned(target):
         own = registers((2,), "int32")
         T.buffer_store(own, i32(count), [0])
         T.buffer_store(own, i32(0), [1])

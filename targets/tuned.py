@@ -92,7 +92,7 @@ class Tuned:
 
 def _is_wide(shapes: Sequence[Sequence[Any]]) -> bool:
     """Whether the first operand has rows of many words."""
-    return len(shapes[0]) > 1 and _number(shapes[0][1]) >= _WIDE_WORDS
+    return bool(shapes) and len(shapes[0]) > 1 and _number(shapes[0][1]) >= _WIDE_WORDS
 
 
 def _number(size: Any) -> int:

@@ -19,6 +19,7 @@ from llmc.targets.target import Target
 from llmc.targets.vector import bf16_halves, fma, lanes, registers, splat
 
 _LEAST = 2  # rows from which tiles are used
+_GROUP = 4  # rows of a group where they are not, as when they are parts of rows
 _ROWS = tiles.BF16_GROUPS * tiles.ROWS  # at once
 
 
@@ -39,7 +40,7 @@ def tile_product(target: Target, pairs: int) -> Product:
                 with T.If(T.ceildiv(here, tiles.ROWS) == groups), T.Then():
                     _multiply(target, pairs, x, weight, tile, start + first, here, groups, write)
 
-    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=1, many=(_LEAST, many))
+    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=_GROUP, many=(_LEAST, many))
 
 
 def _multiply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ Array = NDArray[Any]
 CONTEXT = 1024  # tokens that a sequence has when its next one is decoded
 MOST_DECODED = 64  # rows; more are one prompt
 
-_COLD = ("weight", "kv")  # what a step reads once, and so never finds in a cache
+_WEIGHTS = ("weight", "gate", "up")  # packed matrices
+_COLD = (*_WEIGHTS, "kv")  # what a step reads once, and so never finds in a cache
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,14 @@ def _left(maker: _Maker) -> dict[str, Array]:
     return {"x": meaning.round_rows(x) if maker.kinds["x"].dtype == "int32" else x}
 
 
-def _weight(maker: _Maker) -> dict[str, Array]:
+def _weight(operand: str, maker: _Maker) -> dict[str, Array]:
     """A packed matrix: one tile of any codes and scales, again and again."""
     format = FORMATS[str(maker.attrs["format"])]
-    wanted = maker.shape(maker.kinds["weight"])
+    wanted = maker.shape(maker.kinds[operand])
     places = maker.places if "ids" in maker.kinds else 1
     for columns in (maker.attrs.get("columns"), maker.columns, maker.columns // places):
         if columns and tuple(format.packed_shape(TILE, int(columns)))[1:] == wanted[1:]:
-            return {"weight": np.repeat(_tile(maker.rng, format, int(columns)), wanted[0], axis=0)}
+            return {operand: np.repeat(_tile(maker.rng, format, int(columns)), wanted[0], axis=0)}
     raise LlmcError(f"llmc.{maker.name}: no {format.name} matrix has the shape {wanted}, so it is not timed")
 
 
@@ -194,4 +196,7 @@ def _kv(maker: _Maker) -> dict[str, Array]:
 Make = Callable[[_Maker], dict[str, Array]]
 _PAGED = ("seqs", "slots", "holes", "page_indptr", "page_ids", "source_lengths", "source_indptr", "source_ids")
 _INDEXES: dict[str, Make] = {"ids": _experts, "kv": _kv, **dict.fromkeys(_PAGED, _pages)}
-_PACKED: dict[str, Make] = {"weight": _weight, **dict.fromkeys(("x", "codes", "scales", "totals"), _left)}
+_PACKED: dict[str, Make] = {
+    **{name: partial(_weight, name) for name in _WEIGHTS},
+    **dict.fromkeys(("x", "codes", "scales", "totals"), _left),
+}
