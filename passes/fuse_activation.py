@@ -71,7 +71,7 @@ class _Fuse(relax.PyExprMutator):
         if len(matrices) != 2 or any(found is None or found[0].name != EXPERTS for found in matrices):
             return
         (_, gate, attrs), (_, up, others) = (found for found in matrices if found is not None)
-        same = all(a.same_as(b) for a, b in zip(gate[:-1], up[:-1], strict=True))
+        same = all(_same(a, b, bound) for a, b in zip(gate[:-1], up[:-1], strict=True))
         if same and attrs == others and int(attrs["width"]) % GROUP == 0:
             self.joined[x] = _Joined(after_experts(name), [*gate, up[-1]], attrs)
             self.gone |= {x, *parts}
@@ -87,6 +87,17 @@ class _Fuse(relax.PyExprMutator):
         joined = self.joined[found[1][0]]
         operands = [self.visit_expr(operand) for operand in joined.operands]
         return ops.call(joined.name, operands, joined.attrs | found[2])
+
+
+def _same(one: Any, other: Any, bound: dict[Any, Any]) -> bool:
+    """Whether two variables are one, or the same part of one tuple."""
+    if one.same_as(other):
+        return True
+    parts = [bound.get(variable) for variable in (one, other)]
+    if not all(isinstance(part, relax.TupleGetItem) for part in parts):
+        return False
+    first, second = parts
+    return bool(first.tuple_value.same_as(second.tuple_value)) and int(first.index) == int(second.index)
 
 
 def _is_concat(value: Any) -> bool:

@@ -32,6 +32,7 @@ class _Pack(relax.PyExprMutator):
         super().__init__(module)
         self.choose, self.exact = choose, exact
         self.packed: dict[Any, Any] = {}
+        self.rounded: dict[Any, Any] = {}  # (op, what several matrices read, part of the result) -> that, once
 
     def visit_call_(self, call: Any) -> Any:
         call = super().visit_call_(call)
@@ -67,13 +68,18 @@ class _Pack(relax.PyExprMutator):
 
     def _multiply(self, name: str, activation: str, x: Any, rest: list[Any], attrs: dict[str, ops.Attr]) -> Any:
         """The packed form of an op whose last operand has become a packed weight."""
-        emit = self.builder_.emit
         if activation == "bf16":
-            return ops.call(f"bf16_{name}", [emit(ops.call("round_rows", [x], {})), *rest], attrs)
+            return ops.call(f"bf16_{name}", [self._rounded("round_rows", x), *rest], attrs)
         if activation == "i8" and not self.exact:
-            parts = emit(ops.call("quantize_rows", [x], {}))
             format = FORMATS[str(attrs["format"])]
             assert isinstance(format, BlockFormat), format.name
-            read = format.left(range(4))
-            return ops.call(f"i8_{name}", [*(emit(relax.TupleGetItem(parts, i)) for i in read), *rest], attrs)
+            left = [self._rounded("quantize_rows", x, part) for part in format.left(range(4))]
+            return ops.call(f"i8_{name}", [*left, *rest], attrs)
         return ops.call(f"packed_{name}", [x, *rest], attrs)
+
+    def _rounded(self, op: str, x: Any, part: int | None = None) -> Any:
+        """What `op` makes of x, or a part of it: matrices that read the same x share it."""
+        if (op, x, part) not in self.rounded:
+            made = ops.call(op, [x], {}) if part is None else relax.TupleGetItem(self._rounded(op, x), part)
+            self.rounded[op, x, part] = self.builder_.emit(made)
+        return self.rounded[op, x, part]

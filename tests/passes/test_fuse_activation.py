@@ -84,24 +84,26 @@ def test_a_matrix_that_others_read_too_stays() -> None:
     tvm.ir.assert_structural_equal(fuse_activation(Before), Before)
 
 
-def _experts(second: str = "ids", width: int = 64, more: bool = False) -> tvm.IRModule:
-    """Gate and up of experts, the second by ids `second`; `more`: the result reads gate too."""
+def _experts(second: str = "ids", width: int = 64, more: bool = False, apart: bool = False) -> tvm.IRModule:
+    """Gate and up of experts, the second by ids `second`, each with its own parts of what was rounded to int8.
+
+    `more`: the result reads gate too. `apart`: the second reads something else that was rounded.
+    """
     builder = relax.BlockBuilder()
     n = tirx.Var("n", "int64")
     kinds = {
-        "codes": ((n, 16), "int32"), "scales": ((n, 2), "float32"), "totals": ((n, 6), "int32"),
-        "ids": ((n, 3), "int32"), "others": ((n, 3), "int32"), "gate": ((width // 16 * 5, 160), "int32"),
-        "up": ((width // 16 * 5, 160), "int32"),
+        "x": ((n, 64), "float32"), "y": ((n, 64), "float32"), "ids": ((n, 3), "int32"), "others": ((n, 3), "int32"),
+        "gate": ((width // 16 * 5, 160), "int32"), "up": ((width // 16 * 5, 160), "int32"),
     }  # fmt: skip
     given = {name: relax.Var(name, relax.TensorType(shape, dtype)) for name, (shape, dtype) in kinds.items()}
-    left = [given[name] for name in ("codes", "scales", "totals")]
     attrs = {"format": "q4", "experts": 5, "width": width}
     with builder.function("step", list(given.values())):
         with builder.dataflow():
-            halves = [
-                ops.emit(builder, "i8_experts_in", *left, given[ids], given[weight], **attrs)
-                for ids, weight in (("ids", "gate"), (second, "up"))
-            ]
+            rounded = {name: ops.emit(builder, "quantize_rows", given[name]) for name in "xy"}
+            halves = []
+            for source, ids, weight in (("x", "ids", "gate"), ("y" if apart else "x", second, "up")):
+                left = [builder.emit(relax.TupleGetItem(rounded[source], place)) for place in (0, 1, 2)]
+                halves.append(ops.emit(builder, "i8_experts_in", *left, given[ids], given[weight], **attrs))
             both = builder.emit(relax.op.concat(halves, axis=1))
             q = ops.emit(builder, "gated_i8", both, activation="silu")
             parts = [builder.emit(relax.TupleGetItem(q, place)) for place in range(4)]
@@ -117,14 +119,14 @@ def _ops(module: tvm.IRModule) -> list[str]:
 
 def test_a_gate_joins_both_matrices_of_experts() -> None:
     fused = fuse_activation(_experts())
-    assert _ops(fused) == ["i8_experts_gated_i8"]
-    found = ops.match(fused["step"].body.blocks[0].bindings[0].value)
-    assert found is not None
-    assert [str(operand.name) for operand in found[1]] == ["codes", "scales", "totals", "ids", "gate", "up"]
-    assert found[2] == {"format": "q4", "experts": 5, "width": 64, "activation": "silu"}
+    assert _ops(fused) == ["quantize_rows", "quantize_rows", "i8_experts_gated_i8"]
+    calls = [ops.match(binding.value) for block in fused["step"].body.blocks for binding in block.bindings]
+    ((_, operands, attrs),) = [call for call in calls if call is not None and call[0].name.startswith("i8_")]
+    assert [str(operand.name) for operand in operands[3:]] == ["ids", "gate", "up"]
+    assert attrs == {"format": "q4", "experts": 5, "width": 64, "activation": "silu"}
 
 
-@pytest.mark.parametrize("case", [{"second": "others"}, {"width": 48}, {"more": True}])
+@pytest.mark.parametrize("case", [{"second": "others"}, {"width": 48}, {"more": True}, {"apart": True}])
 def test_matrices_of_experts_stay_where_they_differ_or_others_read_them(case: dict[str, Any]) -> None:
     module = _experts(**case)
     tvm.ir.assert_structural_equal(fuse_activation(module), module)

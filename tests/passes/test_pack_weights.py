@@ -1,10 +1,12 @@
 """pack_weights, lift_weights and drop_dead: Before and Expected."""
 
 import tvm
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from llmc.compiler import ops
 from llmc.passes.lift_weights import TRANSFORM, bundle_weights, lift_weights
 from llmc.passes.pack_weights import pack_weights
 from llmc.passes.pipeline import drop_dead
@@ -67,6 +69,21 @@ def test_the_format_is_chosen_by_the_weight_name() -> None:
     text = pack_weights(Tied, lambda name: {"w": "bf16"}[name]).script()
     assert "llmc.round_rows" in text
     assert "llmc.bf16_linear" in text
+
+
+def test_matrices_that_read_the_same_share_what_it_is_rounded_to() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 64), "float32"))
+    weights = [relax.Var(name, relax.TensorType((32, 64), "float32")) for name in ("q", "k", "v")]
+    with builder.function("step", [x, *weights]):
+        with builder.dataflow():
+            made = [ops.emit(builder, "linear", x, weight) for weight in weights]
+            found = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(found)
+    formats = {"q": "q4", "k": "q8", "v": "q4"}  # which read sums, and starts
+    text = pack_weights(builder.get(), formats.__getitem__).script()
+    assert (text.count("llmc.quantize_rows"), text.count("llmc.i8_linear")) == (1, 3)
+    assert [text.count(f"[{part}]") for part in range(4)] == [1, 1, 1, 1]
 
 
 def test_lifting_leaves_the_step_with_stored_weights_alone() -> None:
