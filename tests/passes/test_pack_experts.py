@@ -12,6 +12,7 @@ from llmc.compiler.spec import Experts, ModelSpec, example
 from llmc.frontends.graph.build import build
 from llmc.passes.matrices import matrices
 from llmc.passes.pack_weights import pack_weights
+from llmc.passes.pipeline import stages
 
 
 def _spec(ffn: int) -> ModelSpec:
@@ -44,6 +45,15 @@ def test_experts_take_the_forms_of_linear_layers(ffn: int, format: str, exact: b
     assert calls[into] == {"format": format, "experts": 4, "width": ffn}
     assert calls[out] == {"format": format, "experts": 4, "width": 32}
     assert not {"experts_in", "experts_out"} & set(calls)
+
+
+def test_gate_and_up_of_experts_are_one_op_when_all_passes_have_run() -> None:
+    module = build(_spec(64))
+    for stage in stages(lambda name: "q4"):
+        module = stage.apply(module)
+    calls = _calls(module)
+    assert {"i8_experts_gated_i8", "i8_experts_out"} <= set(calls)
+    assert not {"i8_experts_in", "gated_i8", "gated"} & set(calls)
 
 
 def test_matrices_of_experts_are_a_choice_and_have_no_input_of_their_own() -> None:
