@@ -10,6 +10,7 @@ import pytest
 
 from llmc.compiler.meaning import experts as meaning
 from llmc.compiler.spec import CHOICES
+from llmc.targets.matrices.experts import ROW_BLOCK
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import BLOCK_FORMATS, EXPERT_CASES, experts, route
@@ -30,6 +31,13 @@ def test_kernel_equals_its_meaning(op: str, variant: str) -> None:
 def test_every_block_format_equals_its_meaning(format: str, way: str) -> None:
     rng = np.random.default_rng([*map(ord, format)])
     run(fixed(experts(rng, f"i8_experts_{way}", format, rows=3)), VARIANTS["native"])
+
+
+@pytest.mark.parametrize("op", ["i8_experts_in", "i8_experts_out", "bf16_experts_in", "packed_experts_out"])
+def test_more_rows_than_are_sorted_at_once(op: str) -> None:
+    rng = np.random.default_rng([*map(ord, op)])
+    format = {"i8": "q4", "bf16": "bf16", "packed": "q8"}[op.split("_")[0]]
+    run_rows(experts(rng, op, format, rows=ROW_BLOCK + 30, inner=64), VARIANTS["native"])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
