@@ -93,10 +93,9 @@ def _same(one: Any, other: Any, bound: dict[Any, Any]) -> bool:
     """Whether two variables are one, or the same part of one tuple."""
     if one.same_as(other):
         return True
-    parts = [bound.get(variable) for variable in (one, other)]
-    if not all(isinstance(part, relax.TupleGetItem) for part in parts):
+    first, second = bound.get(one), bound.get(other)
+    if not isinstance(first, relax.TupleGetItem) or not isinstance(second, relax.TupleGetItem):
         return False
-    first, second = parts
     return bool(first.tuple_value.same_as(second.tuple_value)) and int(first.index) == int(second.index)
 
 
