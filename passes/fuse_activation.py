@@ -2,7 +2,7 @@
 
 y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED, and
 y = concat(i8_experts_in(x, ids, g), i8_experts_in(x, ids, u)); q = gated_i8(y) -> q = i8_experts_gated_i8(x, ids, g, u)
-for all of GATED (compiler/ops/quantized.py).
+for all of GATED (compiler/ops/quantized.py), with experts_bias of both too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm import relax
 
 from llmc.compiler import ops
 from llmc.compiler.formats import GROUP
-from llmc.compiler.ops.quantized import ENDING, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
+from llmc.compiler.ops.quantized import BIAS, ENDING, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.bindings import bound_in, reads_of
 
@@ -62,19 +62,20 @@ class _Fuse(relax.PyExprMutator):
                 self.joined[x] = _Joined(after_linear(op.name), linear[1], linear[2])
                 self.gone.add(x)
             elif _is_concat(bound[x]) and op.name in _EXPERTS_THEN:
-                parts = list(bound[x].args[0].fields)
-                if all(part in bound and reads[part] == 1 for part in parts):
-                    self._plan_experts(op.name, x, parts, bound)
+                self._plan_experts(op.name, x, bound, reads)
 
-    def _plan_experts(self, name: str, x: Any, parts: list[Any], bound: dict[Any, Any]) -> None:
-        matrices = [ops.match(bound[part]) for part in parts]
-        if len(matrices) != 2 or any(found is None or found[0].name != EXPERTS for found in matrices):
+    def _plan_experts(self, name: str, x: Any, bound: dict[Any, Any], reads: Any) -> None:
+        found = [_matrix(part, bound, reads) for part in bound[x].args[0].fields]
+        matrices = [each for each in found if each is not None]
+        if len(found) != 2 or len(matrices) != 2:
             return
-        (_, gate, attrs), (_, up, others) = (found for found in matrices if found is not None)
-        same = all(_same(a, b, bound) for a, b in zip(gate[:-1], up[:-1], strict=True))
-        if same and attrs == others and int(attrs["width"]) % GROUP == 0:
-            self.joined[x] = _Joined(after_experts(name), [*gate, up[-1]], attrs)
-            self.gone |= {x, *parts}
+        gate, up = matrices
+        same = all(_same(a, b, bound) for a, b in zip(gate.left, up.left, strict=True))
+        biases = [each.bias for each in matrices if each.bias is not None]
+        if same and gate.attrs == up.attrs and len(biases) != 1 and int(gate.attrs["width"]) % GROUP == 0:
+            operands = [*gate.left, gate.weight, up.weight, *biases]
+            self.joined[x] = _Joined(after_experts(name, bool(biases)), operands, gate.attrs)
+            self.gone |= {x, *gate.variables, *up.variables}
 
     def visit_var_binding_(self, binding: Any) -> None:
         if binding.var not in self.gone:
@@ -87,6 +88,34 @@ class _Fuse(relax.PyExprMutator):
         joined = self.joined[found[1][0]]
         operands = [self.visit_expr(operand) for operand in joined.operands]
         return ops.call(joined.name, operands, joined.attrs | found[2])
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of experts and what is added to it, if anything; `variables` are what nobody else reads of it."""
+
+    left: list[Any]
+    weight: Any
+    bias: Any
+    attrs: dict[str, Any]
+    variables: tuple[Any, ...]
+
+
+def _matrix(variable: Any, bound: dict[Any, Any], reads: Any) -> _Matrix | None:
+    """What a variable is that is read once, where it is i8_experts_in or that and its experts_bias."""
+    found = ops.match(bound[variable]) if variable in bound and reads[variable] == 1 else None
+    if found is None:
+        return None
+    op, operands, attrs = found
+    if op.name == EXPERTS:
+        return _Matrix(operands[:-1], operands[-1], None, attrs, (variable,))
+    if op.name != BIAS:
+        return None
+    y, ids, bias = operands
+    inner = _matrix(y, bound, reads)
+    if inner is None or inner.bias is not None or not _same(ids, inner.left[-1], bound):
+        return None
+    return _Matrix(inner.left, inner.weight, bias, inner.attrs, (variable, *inner.variables))
 
 
 def _same(one: Any, other: Any, bound: dict[Any, Any]) -> bool:

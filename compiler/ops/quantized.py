@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler import meaning
+from llmc.compiler.meaning.experts import experts_bias
 from llmc.compiler.ops import core, experts
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
@@ -19,7 +20,7 @@ ENDING = "_i8"
 MULTIPLIED = ("activate", "gated", "bounded_gated")  # of these, those that are fused with the i8_linear they are of
 GATED = ("gated", "bounded_gated")  # and with the two i8_experts_in
 LINEAR = "i8_linear"
-EXPERTS = "i8_experts_in"
+EXPERTS, BIAS = "i8_experts_in", "experts_bias"
 
 
 def _result(plain: Op) -> Callable[[list[Shape], dict[str, Attr]], Result]:
@@ -78,33 +79,39 @@ def _after_linear(linear: Op, quantized: Op) -> Op:
     )
 
 
-def after_experts(name: str) -> str:
+def after_experts(name: str, biased: bool = False) -> str:
     """The op that is two i8_experts_in of the same rows, side by side, and then the op `name` of both.
 
-    >>> after_experts("gated_i8")
-    'i8_experts_gated_i8'
+    `biased`: each plus its experts_bias.
+
+    >>> after_experts("gated_i8"), after_experts("gated_i8", biased=True)
+    ('i8_experts_gated_i8', 'i8_experts_biased_gated_i8')
     """
-    return f"i8_experts_{name}"
+    return f"i8_experts_{'biased_' * biased}{name}"
 
 
-def _after_experts(matrix: Op, quantized: Op) -> Op:
+def _after_experts(matrix: Op, quantized: Op, biased: bool) -> Op:
+    left, biases = matrix.operands[:-1], ("gate_bias", "up_bias") * biased
+    each = f"{matrix.name} plus experts_bias" if biased else matrix.name
+
     def result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
-        *operands, _, up = shapes
-        ((rows, columns), _), *_ = matrix.result([*operands, up], attrs)
+        ((rows, columns), _), *_ = matrix.result(shapes[: len(matrix.operands)], attrs)
         return quantized.result([(rows, 2 * columns)], attrs)
 
     def all_of_it(*arrays: Any, format: str, experts: int, width: int, **attrs: Attr) -> Any:
-        *operands, gate, up = arrays
-        both = [matrix.meaning(*operands, weight, format=format, experts=experts, width=width) for weight in (gate, up)]
+        operands, weights, added = arrays[: len(left)], arrays[len(left) : len(left) + 2], arrays[len(left) + 2 :]
+        both = [matrix.meaning(*operands, w, format=format, experts=experts, width=width) for w in weights]
+        if added:
+            both = [experts_bias(y, operands[-1], bias, experts) for y, bias in zip(both, added, strict=True)]
         return quantized.meaning(np.concatenate(both, axis=1), **attrs)
 
     return Op(
-        after_experts(quantized.name),
-        (*matrix.operands[:-1], "gate", "up"),
+        after_experts(quantized.name, biased),
+        (*left, "gate", "up", *biases),
         (*matrix.attrs, *quantized.attrs),
         result,
         all_of_it,
-        f"{quantized.name} of {matrix.name} with gate and with up, side by side; width is a multiple of 64",
+        f"{quantized.name} of {each} with gate and with up, side by side; width is a multiple of 64",
         f"fusion of {matrix.name} and {quantized.name}",
     )
 
@@ -115,5 +122,10 @@ _EXPERTS = next(op for op in experts.ROWS if op.name == EXPERTS)
 ROWS = (
     *_ROWS,
     *(_after_linear(_LINEAR, op) for op in _ROWS if op.name.removesuffix(ENDING) in MULTIPLIED),
-    *(_after_experts(_EXPERTS, op) for op in _ROWS if op.name.removesuffix(ENDING) in GATED),
+    *(
+        _after_experts(_EXPERTS, op, biased)
+        for op in _ROWS
+        if op.name.removesuffix(ENDING) in GATED
+        for biased in (False, True)
+    ),
 )

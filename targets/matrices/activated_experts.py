@@ -15,6 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import GROUP, TILE
+from llmc.compiler.ops.quantized import ENDING, after_experts
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.experts import ROW_BLOCK, SHARES
@@ -33,17 +34,24 @@ _GROUPS = 8
 _PAIRS = PANEL // _GROUPS  # as many pairs are few: sums take as much room as those of a panel and one group
 
 
-def gated_i8_experts(activation: Activation, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """Left operands of x (M, C), ids (M, U), packed gate and up (E F, C) -> (M, U F) as quantize_rows gives it."""
+def gated_i8_experts(
+    activation: Activation, biased: bool, target: Target, shapes: list[Any], attrs: dict[str, Any]
+) -> tirx.PrimFunc:
+    """Left operands of x (M, C), ids (M, U), packed gate and up (E F, C) -> (M, U F) as quantize_rows gives it.
+
+    `biased`: gate's and up's biases (E F,) come after these, and are added before the activation.
+    """
     inner = int(shapes[0][1]) * 4
     product = i8_product(target, format_of(attrs), inner)
     groups = int(attrs["width"]) // GROUP
     combine = activation.of(attrs)
     parts = [replace(part, step=0) for part in slices("i8", attrs["format"], inner, 1)]
     with IRBuilder() as builder, T.prim_func():
-        types = [*product.dtypes[:-1], "int32", *product.dtypes[-1:] * 2, *QUANTIZED]
-        *left, ids, gate, up, codes, scales, sums_out, starts = arguments(types, shapes)
-        quantized = [codes, scales, sums_out, starts]
+        types = [*product.dtypes[:-1], "int32", *product.dtypes[-1:] * 2, *["float32"] * 2 * biased, *QUANTIZED]
+        given = arguments(types, shapes)
+        quantized, given = given[-len(QUANTIZED) :], given[: -len(QUANTIZED)]
+        biases, given = (given[-2:], given[:-2]) if biased else ([], given)
+        *left, ids, gate, up = given
         pairs = Pairs(ids, ROW_BLOCK, int(attrs["experts"]))
         with T.serial(0, T.ceildiv(shapes[0][0], ROW_BLOCK)) as block:
             start = block * ROW_BLOCK
@@ -83,9 +91,17 @@ def gated_i8_experts(activation: Activation, target: Target, shapes: list[Any], 
 
                                 multiply(weight, tile_of(expert, groups * _TILES, begin * _TILES + tile), keep)
                         forget_registers(target)
+
+                        def number(pair: Any, part: int, group: Any, tile: int, begin: Any = begin) -> Any:
+                            found = sums[place(pair, part, group * _TILES + tile)]
+                            if not biased:
+                                return found
+                            column = ((expert * groups + begin + group) * _TILES + tile) * TILE
+                            return found + biases[part][lanes(column)]
+
                         with T.serial(0, count) as pair, T.serial(0, here) as group:
                             numbers = [
-                                combine(*(sums[place(pair, part, group * _TILES + tile)] for part in range(2)))
+                                combine(*(number(pair, part, group, tile) for part in range(2)))
                                 for tile in range(_TILES)
                             ]
                             write(at + pair, begin + group, numbers)
@@ -96,7 +112,8 @@ def gated_i8_experts(activation: Activation, target: Target, shapes: list[Any], 
 
 
 KERNELS: dict[str, Any] = {
-    f"i8_experts_{name}_i8": partial(gated_i8_experts, activation)
+    after_experts(name + ENDING, biased): partial(gated_i8_experts, activation, biased)
     for name, activation in ACTIVATIONS.items()
     if activation.parts == 2
+    for biased in (False, True)
 }

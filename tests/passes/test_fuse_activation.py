@@ -84,16 +84,20 @@ def test_a_matrix_that_others_read_too_stays() -> None:
     tvm.ir.assert_structural_equal(fuse_activation(Before), Before)
 
 
-def _experts(second: str = "ids", width: int = 64, more: bool = False, apart: bool = False) -> tvm.IRModule:
+def _experts(
+    second: str = "ids", width: int = 64, more: bool = False, apart: bool = False, biases: tuple[str, ...] = ()
+) -> tvm.IRModule:
     """Gate and up of experts, the second by ids `second`, each with its own parts of what was rounded to int8.
 
-    `more`: the result reads gate too. `apart`: the second reads something else that was rounded.
+    `more`: the result reads gate too. `apart`: the second reads something else that was rounded. `biases`: ids of those
+    of the first and of the second.
     """
     builder = relax.BlockBuilder()
     n = tirx.Var("n", "int64")
     kinds = {
         "x": ((n, 64), "float32"), "y": ((n, 64), "float32"), "ids": ((n, 3), "int32"), "others": ((n, 3), "int32"),
         "gate": ((width // 16 * 5, 160), "int32"), "up": ((width // 16 * 5, 160), "int32"),
+        "bias": ((5 * width,), "float32"),
     }  # fmt: skip
     given = {name: relax.Var(name, relax.TensorType(shape, dtype)) for name, (shape, dtype) in kinds.items()}
     attrs = {"format": "q4", "experts": 5, "width": width}
@@ -104,6 +108,8 @@ def _experts(second: str = "ids", width: int = 64, more: bool = False, apart: bo
             for source, ids, weight in (("x", "ids", "gate"), ("y" if apart else "x", second, "up")):
                 left = [builder.emit(relax.TupleGetItem(rounded[source], place)) for place in (0, 1, 2)]
                 halves.append(ops.emit(builder, "i8_experts_in", *left, given[ids], given[weight], **attrs))
+            for place, name in enumerate(biases):
+                halves[place] = ops.emit(builder, "experts_bias", halves[place], given[name], given["bias"], experts=5)
             both = builder.emit(relax.op.concat(halves, axis=1))
             q = ops.emit(builder, "gated_i8", both, activation="silu")
             parts = [builder.emit(relax.TupleGetItem(q, place)) for place in range(4)]
@@ -126,7 +132,18 @@ def test_a_gate_joins_both_matrices_of_experts() -> None:
     assert attrs == {"format": "q4", "experts": 5, "width": 64, "activation": "silu"}
 
 
-@pytest.mark.parametrize("case", [{"second": "others"}, {"width": 48}, {"more": True}, {"apart": True}])
+def test_what_is_added_to_both_joins_too() -> None:
+    fused = fuse_activation(_experts(biases=("ids", "ids")))
+    assert _ops(fused) == ["quantize_rows", "quantize_rows", "i8_experts_biased_gated_i8"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"second": "others"}, {"width": 48}, {"more": True}, {"apart": True}, {"biases": ("ids",)},
+        {"biases": ("ids", "others")},
+    ],
+)  # fmt: skip
 def test_matrices_of_experts_stay_where_they_differ_or_others_read_them(case: dict[str, Any]) -> None:
     module = _experts(**case)
     tvm.ir.assert_structural_equal(fuse_activation(module), module)

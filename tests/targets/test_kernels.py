@@ -60,7 +60,7 @@ WIDTHS = [name for name in ("native", "avx2", "portable") if name in DISTINCT]  
 
 def test_every_kernel_has_a_case() -> None:
     fused = {op + ENDING for op in QUANTIZED} | {after_linear(op + ENDING) for op in MULTIPLIED}  # test_quantized.py
-    fused |= {after_experts(op + ENDING) for op in GATED}
+    fused |= {after_experts(op + ENDING, biased) for op in GATED for biased in (False, True)}
     assert set(CASES) | set(ATTENTION_CASES) | set(EXPERT_CASES) | set(LATENT_CASES) | fused == set(KERNELS)
 
 

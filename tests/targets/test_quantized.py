@@ -13,6 +13,7 @@ from llmc.compiler import meaning
 from llmc.compiler.formats import BLOCK, MIDDLE
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.quantized import (
+    BIAS,
     ENDING,
     EXPERTS,
     GATED,
@@ -93,8 +94,11 @@ def test_a_linear_layer_with_its_activation_has_the_bits_of_the_two(op: str, for
 
 @pytest.mark.parametrize("variant", WIDTHS)
 @pytest.mark.parametrize("format", ["q8", "q4", "c4", "q6_k"])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("op", GATED)
-def test_experts_with_their_gate_have_the_bits_of_the_ops_apart(op: str, format: str, variant: str) -> None:
+def test_experts_with_their_gate_have_the_bits_of_the_ops_apart(
+    op: str, biased: bool, format: str, variant: str
+) -> None:
     rng, target = np.random.default_rng([*map(ord, op + format + variant)]), VARIANTS[variant]
     rows = ROW_BLOCK + 30 if format == "q8" else 150  # more than are sorted at once
     attrs, used, count = _case(rng, op).attrs, int(rng.integers(1, 4)), 5
@@ -103,14 +107,19 @@ def test_experts_with_their_gate_have_the_bits_of_the_ops_apart(op: str, format:
     ids = np.sort(rng.integers(-1, count, (rows, used)).astype(np.int32), axis=1)
     gate, up = (packed(rng, format, count * width, 256) for _ in range(2))
     symbolic, both = tuple(range(len(left) + 1)), {"format": format, "experts": count, "width": width}
-    expected = OPS[after_experts(op + ENDING)].meaning(*left, ids, gate, up, **both, **attrs)
+    biases = [floats(rng, count * width) for _ in range(2)] if biased else []
+    name, operands = after_experts(op + ENDING, biased), [*left, ids, gate, up, *biases]
+    expected = OPS[name].meaning(*operands, **both, **attrs)
     like = (np.zeros((rows, used * width), np.float32),)
     halves = [result(Case(EXPERTS, [*left, ids, w], both, symbolic), target, like)[0] for w in (gate, up)]
+    for place, bias in enumerate(biases):
+        added = Case(BIAS, [halves[place], ids, bias], {"experts": count}, (0, 1))
+        halves[place] = result(added, target, like)[0]
     plain = np.concatenate(halves, axis=1)
     apart = result(Case(op + ENDING, [plain], attrs, (0,)), target, expected)
     for some in (1, 3, 20, rows):
-        inputs = [a[:some].copy() if i in symbolic else a for i, a in enumerate([*left, ids, gate, up])]
-        fused = Case(after_experts(op + ENDING), inputs, both | attrs, symbolic)
+        inputs = [a[:some].copy() if i in symbolic else a for i, a in enumerate(operands)]
+        fused = Case(name, inputs, both | attrs, symbolic)
         for got, wanted in zip(result(fused, target, _like(some, *expected)), apart, strict=True):
             np.testing.assert_array_equal(got, wanted[:some])
     _near(apart, OPS[op].meaning(plain, **attrs), expected)
