@@ -79,15 +79,12 @@ class Tuned:
 
     def knobs(self, default: Knobs, name: str, shapes: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> Knobs:
         """The kernel's own knobs, or those of its family, over those of every kernel, over the target's."""
-        known = [self, self.wide] if self.wide is not None and _is_wide(shapes) else [self]
-        found = {knob: value for each in known if each is not None for knob, value in each.every.items()}
-        own = self.exact.get(kernel_key(name, shapes, attrs))
-        if own is not None:
-            return replace(default, **{**found, **own})
-        for each in known:
-            if each is not None:
-                found |= each.families.get(family_key(name, attrs), {})
-        return replace(default, **found)
+        wide = self.wide if self.wide is not None and _is_wide(shapes) else Tuned()
+        found = self.exact.get(kernel_key(name, shapes, attrs))
+        if found is None:
+            family = family_key(name, attrs)
+            found = {**self.families.get(family, {}), **wide.families.get(family, {})}
+        return replace(default, **{**self.every, **wide.every, **found})
 
 
 def _is_wide(shapes: Sequence[Sequence[Any]]) -> bool:

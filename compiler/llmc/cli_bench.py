@@ -102,9 +102,8 @@ def bench(
             worker({"artifact": artifact, "threads": 1, "devices": True, **_SHORTEST})
         else:
             llmc.runtime.load(artifact, threads=1, progress=progress).close()
-        step_bytes = {
-            rows: weight_bytes_per_step(Path(artifact), manifest, rows) for rows in batch
-        }  # that load checked
+        folder = Path(artifact)  # which that load has checked
+        step_bytes = {sequences: weight_bytes_per_step(folder, manifest, sequences) for sequences in batch}
         total = len(counts) * len(batch)
         for count in counts:
             read = worker({"only_read": True, "threads": min(count * max(1, width), most)})["read_bytes_per_s"]
