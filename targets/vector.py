@@ -177,10 +177,10 @@ def permutes_bytes(target: Target) -> bool:
 def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
     """Each byte of codes (int32x16 words) replaced by table[byte]; the table has at most 128 entries.
 
-    Where `permutes_bytes`, bits of a byte above those the table needs, four at least, do not matter.
+    Where `permutes_bytes`, bits of a byte above those the table needs do not matter, if its length is a power of two.
     """
     size = next(size for size in (16, 32, 64, 128) if len(table) <= size)
-    full = np.tile(np.pad(table, (0, size - len(table))), 128 // size)
+    full = np.resize(np.resize(table, size), 128)
     if permutes_bytes(target):
         return _lookup_vbmi(full, size, codes)
     if target.has("avx2") or target.has("asimd"):

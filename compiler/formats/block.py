@@ -32,8 +32,8 @@ class Quantized:
     row is for columns 8g + p and 8g + 4 + p. `tables` has, by the format's `scale` and `offset`:
 
     - "f16": scale (N, B) float16; with "minimum": minimum (N, B) float16; with "zero": zero (N, B) float16
-    - "super": scale (N, K / 256) float16, sub_scale (N, B) int8; with "minimum": minimum (N, K / 256) float16 and
-      sub_minimum (N, B) uint8, which are subtracted
+    - "super": scale (N, K / 256) float16, sub_scale (N, B) int8, whose scale is scale * sub_scale * `factor`; with
+      "minimum": minimum (N, K / 256) float16 and sub_minimum (N, B) uint8, which are subtracted
     - "row": row_scale (N,) float32, sub_scale (N, B) int8, whose scale is row_scale * sub_scale * |sub_scale|: a byte
       reaches from 1 to 16129, so that one outlier of a row does not take the precision of its other blocks
     """
@@ -61,6 +61,7 @@ class BlockFormat:
     pair: bool = False  # a code stands for two columns
     values: U8 | None = None
     sub_bits: int = 8  # of sub_scale and sub_minimum: 4 puts both in a byte
+    factor: float = 1  # of "super" scales, a power of two that their float16 would not always have room for
     activation: str = "i8"
     dtype: str = "int32"
 
@@ -162,7 +163,8 @@ def scales(format: BlockFormat, tables: dict[str, Array]) -> tuple[F32, F32]:
     if format.scale == "f16":
         scale = t["scale"]
     elif format.scale == "super":
-        scale = np.repeat(t["scale"], format.columns // format.block, axis=1) * t["sub_scale"]
+        supers = t["scale"] * np.float32(format.factor)
+        scale = np.repeat(supers, format.columns // format.block, axis=1) * t["sub_scale"]
     else:
         scale = t["row_scale"][:, None] * (t["sub_scale"] * np.abs(t["sub_scale"]))
     if format.offset == "minimum" and format.scale == "super":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.compiler.formats.block import BlockFormat
+from llmc.compiler.formats.block import U8, BlockFormat
 from llmc.compiler.formats.codebooks import CODEBOOKS
 from llmc.compiler.formats.minmax import absmax, minmax, pair_grid
 from llmc.compiler.formats.plain import BF16_FORMAT, F32_FORMAT, PlainFormat
@@ -45,6 +45,17 @@ _OURS = tuple(
 # MXFP4's sixteen values, doubled and moved up by 12; the last eight are the first ones' negatives (OCP MX 5.3.3).
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]) + 12
 
+
+def _signed(magnitudes: list[int]) -> U8:
+    """What codes of numbers of these magnitudes stand for, moved up to be positive; their highest bit says minus."""
+    padded = magnitudes + magnitudes[-1:] * ((1 << (len(magnitudes) - 1).bit_length()) - len(magnitudes))
+    return (max(magnitudes) + np.array(padded + [-m for m in padded])).astype(np.uint8)
+
+
+# GGUF's IQ3 and IQ2 name eight or four numbers of these at once. IQ1 has -1, 0 or 1, all with an eighth more or less.
+_IQ3_XXS, _IQ3_S, _IQ2 = [4, 12, 20, 28, 36, 44, 52, 62], [1, 3, 5, 7, 9, 11, 13, 15], [8, 25, 43]
+_IQ1 = np.array([-7, 1, 9, 9, -9, -1, 7, 7]) + 9
+
 # What checkpoints hold already: never chosen for floats, kept bit by bit. GGUF's Q8_0 and Q4_1 are q8 and q4.
 # https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h; AWQ and GPTQ: whole-number zeros.
 _KEPT = (
@@ -57,6 +68,13 @@ _KEPT = (
     BlockFormat("q4_k", (4,), 32, "super", "minimum", None, columns=256),
     BlockFormat("q5_k", (4, 1), 32, "super", "minimum", None, columns=256),
     BlockFormat("q6_k", (6,), 16, "super", 32, None, columns=256),
+    BlockFormat("iq4_xs", (4,), 32, "super", 128, None, columns=256, values=_IQ4_NL.astype(np.uint8)),
+    BlockFormat("iq3_s", (4,), 32, "super", 15, None, columns=256, values=_signed(_IQ3_S)),
+    BlockFormat("iq3_xxs", (4,), 32, "super", 62, None, columns=256, values=_signed(_IQ3_XXS), factor=1 / 4),
+    BlockFormat("iq2_s", (2, 1), 16, "super", 43, None, columns=256, values=_signed(_IQ2), factor=1 / 8),
+    BlockFormat("iq2_xxs", (2, 1), 32, "super", 43, None, columns=256, values=_signed(_IQ2), factor=1 / 8),
+    BlockFormat("iq1_m", (2, 1), 16, "super", 9, None, columns=256, values=_IQ1.astype(np.uint8), factor=1 / 8),
+    BlockFormat("tq2_0", (2,), 32, "super", 1, None, columns=256),
     BlockFormat("mxfp4", (4,), 32, "f16", 12, None, values=_E2M1.astype(np.uint8)),
     BlockFormat("int4_b32", (4,), 32, "f16", "zero", None),
     BlockFormat("int4_b64", (4,), 64, "f16", "zero", None),

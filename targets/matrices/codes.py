@@ -140,7 +140,7 @@ class Tile:
             return sub * T.call_llvm_pure_intrin("llvm.fabs", sub, dtype="float32x16")
         if format.scale == "f16":
             return self._halves(self._at(chunk, format.code_words + block * 8))
-        return self._halves(self._super(chunk, 0)) * self._sub(chunk, block, 0)
+        return self._supers(chunk) * self._sub(chunk, block, 0)
 
     def offset(self, chunk: Any, block: int, scale: Any) -> Any:
         """float32x16 offsets of the chunk's block, whose scale is given."""
@@ -159,6 +159,11 @@ class Tile:
         if self.format.scale != "row":
             return None
         return T.reinterpret(self.weight[self.tile, lanes(0)], dtype="float32x16")
+
+    def _supers(self, chunk: Any) -> Any:
+        """float32x16 scales of the chunk's record, before those of blocks."""
+        stored = self._halves(self._super(chunk, 0))
+        return stored if self.format.factor == 1 else stored * splat(f32(self.format.factor))
 
     def _super(self, chunk: Any, which: int) -> Any:
         """Index of the record's scale (0) or minimum (1)."""

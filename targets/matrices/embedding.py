@@ -137,7 +137,7 @@ class _Block:
         both = 2 if format.offset == "minimum" and bits == 8 else 1
         supers = tables + subs * both
         sub = self._byte(tile, tables, block * TILE + lane, 0, bits, bits == 8)
-        scale = self._half(tile, supers, lane) * sub
+        scale = self._half(tile, supers, lane) * sub * f32(format.factor)
         if format.offset != "minimum":
             return scale, scale * f32(-self._zero())
         where, shift = (tables, bits) if bits == 4 else (tables + subs, 0)
