@@ -20,7 +20,7 @@ from llmc.runtime.runner import Feed
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import logits, reference
-from test_gguf_blocks import QUANTIZABLE, TYPES
+from test_gguf_blocks import QUANTIZABLE, TYPES, spread_scale
 
 pytestmark = pytest.mark.usefixtures("plain_code")
 
@@ -54,13 +54,17 @@ def _blocks(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> np
     if stored == "MXFP4":
         raw[:, :, 0] = 121
         return raw.reshape(shape[0], -1)
-    for at in TYPES[stored][1]:
-        raw[:, :, at : at + 2] = np.full((shape[0], raw.shape[1], 1), 1e-3, np.float16).view(np.uint8)
+    _set_scales(raw, stored, np.float16(1e-3))
     values = quants.dequantize(raw.reshape(shape[0], -1), kind)
-    wanted = np.float16(1e-3 * shape[1] ** -0.5 / values.std())
-    for at in TYPES[stored][1]:
-        raw[:, :, at : at + 2] = np.full((shape[0], raw.shape[1], 1), wanted, np.float16).view(np.uint8)
+    _set_scales(raw, stored, np.float16(1e-3 * shape[1] ** -0.5 / values.std()))
     return raw.reshape(shape[0], -1)
+
+
+def _set_scales(raw: np.ndarray, stored: str, scale: np.float16) -> None:
+    if stored == "IQ1_M":
+        spread_scale(raw, np.full(raw.shape[:2], scale))
+    for at in TYPES[stored][1]:
+        raw[:, :, at : at + 2] = np.full((*raw.shape[:2], 1), scale).view(np.uint8)
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def _logits(artifact: Path) -> np.ndarray:
 
 
 # Stored types of every run of the tests: of each kind of block one.
-SOME = ("Q8_0", "Q4_K", "MXFP4")
+SOME = ("Q8_0", "Q4_K", "MXFP4", "IQ2_S")
 
 
 @pytest.mark.thorough_if(case=lambda stored: stored not in SOME)
