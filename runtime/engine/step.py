@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from llmc.runtime.engine.freed_memory import EVERY_ROWS, EVERY_STEPS, IDLE_ROWS, give_back
+from llmc.runtime.engine.freed_memory import EVERY_ROWS, EVERY_STEPS, IDLE_ROWS, give_back, keep_for_the_next_step
 from llmc.runtime.engine.query import Fed, Query
 from llmc.runtime.engine.scheduler import Plan, Portion, Scheduler
 from llmc.runtime.errors import CacheFull
@@ -38,6 +38,7 @@ class Stepper:
         self.steps = 0
         self.rows = 0
         self._tidied = (0, 0)  # steps and rows when freed memory was given back
+        keep_for_the_next_step()
 
     def begin(self, work: Work, fail: Fail) -> None:
         """Encode its plan's sources, then feed the portions, as far as their queries still run.
