@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from gguf import quants
 from numpy.typing import NDArray
 
 from llmc.frontends.gguf.block_types import U8, Blocks, crumbs, half, nibbles
@@ -24,6 +23,8 @@ EIGHT_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bito
 @cache
 def _grid(kind: str) -> U8:
     """(entries, columns of an entry) codes, of magnitudes or, of IQ1, of numbers."""
+    from gguf import quants  # slow to import, and few files need it
+
     of = getattr(quants, kind)
     of.init_grid()
     grid = of.grid.reshape(-1, of.grid_shape[1])
