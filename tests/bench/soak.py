@@ -82,18 +82,18 @@ def trouble(runner: Any, share: float, seed: int, soaked: Soaked) -> Any:
             soaked.troubles += wrong
         return wrong
 
-    def flaky(function: Any, error: Exception) -> Any:
+    def flaky(function: Any, error: type[Exception], why: str) -> Any:
         def call(*arguments: Any) -> Any:
             if fails():
-                raise error
+                raise error(why)  # a new one: an exception keeps the frames of every time it was raised
             return function(*arguments)
 
         return call
 
     ledgers, step = runner.pool.ledgers, runner.step_function
     for ledger in ledgers:
-        ledger.take = flaky(ledger.take, MemoryError("no page on purpose"))
-    runner.step_function = flaky(step, RuntimeError("a step that fails on purpose"))
+        ledger.take = flaky(ledger.take, MemoryError, "no page on purpose")
+    runner.step_function = flaky(step, RuntimeError, "a step that fails on purpose")
     try:
         yield
     finally:
