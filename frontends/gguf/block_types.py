@@ -19,20 +19,12 @@ Blocks = tuple[U8, Tables]
 
 
 def spread(packed: U8, groups: int, bits: int) -> U8:
-    """(M, bytes) -> (M, codes of `bits` bits): of each of `groups` runs of bytes the lowest bits come first."""
+    """(M, bytes) -> (M, codes of `bits` bits): of each of `groups` runs of bytes the lowest bits come first.
+
+    With as many groups as bytes the codes of a byte stand side by side.
+    """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     pieces = (packed.reshape(len(packed), groups, 1, -1) >> shifts) & np.uint8((1 << bits) - 1)
-    return pieces.reshape(len(packed), -1)
-
-
-def nibbles(packed: U8) -> U8:
-    """(M, bytes) -> (M, 2 * bytes) numbers of 4 bits, those of a byte side by side, low first."""
-    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(len(packed), -1)
-
-
-def crumbs(packed: U8) -> U8:
-    """(M, bytes) -> (M, 4 * bytes) numbers of 2 bits, those of a byte side by side, low first."""
-    pieces = packed[:, :, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
     return pieces.reshape(len(packed), -1)
 
 
@@ -54,17 +46,17 @@ def q4_1(raw: U8) -> Blocks:
     return spread(raw[:, 4:], 1, 4), {"scale": half(raw[:, :2]), "minimum": half(raw[:, 2:4])}
 
 
-def _fifth_bits(packed: U8) -> U8:
-    """(M, 4) bytes, one bit a code -> (M, 32), each 0 or 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+def single_bits(packed: U8, bit: int) -> U8:
+    """(M, bytes), one bit a code -> (M, codes), each 0 or `bit`."""
+    return np.unpackbits(packed, axis=1, bitorder="little") * np.uint8(bit)
 
 
 def q5_0(raw: U8) -> Blocks:
-    return spread(raw[:, 6:], 1, 4) | _fifth_bits(raw[:, 2:6]), {"scale": half(raw[:, :2])}
+    return spread(raw[:, 6:], 1, 4) | single_bits(raw[:, 2:6], 16), {"scale": half(raw[:, :2])}
 
 
 def q5_1(raw: U8) -> Blocks:
-    codes = spread(raw[:, 8:], 1, 4) | _fifth_bits(raw[:, 4:8])
+    codes = spread(raw[:, 8:], 1, 4) | single_bits(raw[:, 4:8], 16)
     return codes, {"scale": half(raw[:, :2]), "minimum": half(raw[:, 2:4])}
 
 
@@ -87,7 +79,7 @@ def q3_k(raw: U8) -> Blocks:
 
 def iq4_xs(raw: U8) -> Blocks:
     # Scales of 6 bits around 32: upper two bits in bytes 2 and 3, lower four in bytes 4 to 7.
-    subs = nibbles(raw[:, 4:8]) | crumbs(raw[:, 2:4]) << np.uint8(4)
+    subs = spread(raw[:, 4:8], 4, 4) | spread(raw[:, 2:4], 2, 2) << np.uint8(4)
     return spread(raw[:, 8:], 8, 4), {"scale": half(raw[:, :2]), "sub_scale": subs.view(np.int8) - np.int8(32)}
 
 

@@ -14,10 +14,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.frontends.gguf.block_types import U8, Blocks, crumbs, half, nibbles
+from llmc.frontends.gguf.block_types import U8, Blocks, half, single_bits, spread
 
 U16 = NDArray[np.uint16]
-EIGHT_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # low first
 
 
 @cache
@@ -36,15 +35,11 @@ def _codes(kind: str, entries: U16 | U8) -> U8:
     return _grid(kind)[entries].reshape(len(entries), -1)
 
 
-def _signs(packed: U8, bit: int) -> U8:
-    """(M, bytes), a bit a column -> (M, columns), each 0 or `bit`."""
-    return (EIGHT_BITS * np.uint8(bit))[packed].reshape(len(packed), -1)
-
-
 def _even(signs: U8 | U16 | NDArray[np.uint32]) -> U8:
     """Seven signs, the lowest bits of a number -> eight: the last one makes the count of minuses even."""
-    odd = EIGHT_BITS[:128].sum(1, dtype=np.uint8) & np.uint8(1)
-    return (np.arange(128, dtype=np.uint8) | odd << np.uint8(7))[signs & signs.dtype.type(127)]
+    seven = np.arange(128, dtype=np.uint8)
+    odd = np.bitwise_xor.reduce(np.unpackbits(seven[:, None], axis=1), axis=1)
+    return (seven | odd << np.uint8(7))[signs & signs.dtype.type(127)]
 
 
 def _words(packed: U8, dtype: str) -> NDArray[np.generic]:
@@ -66,37 +61,36 @@ def _signs_and_scales(packed: U8) -> tuple[U8, NDArray[np.int8]]:
 def iq2_xxs(raw: U8) -> Blocks:
     parts = raw[:, 2:].reshape(len(raw), 8, 8)
     signs, steps = _signs_and_scales(parts[:, :, 4:].reshape(len(raw), -1))
-    codes = _codes("IQ2_XXS", parts[:, :, :4].reshape(len(raw), -1)) | _signs(signs, 4)
+    codes = _codes("IQ2_XXS", parts[:, :, :4].reshape(len(raw), -1)) | single_bits(signs, 4)
     return codes, {"scale": half(raw[:, :2]), "sub_scale": steps}
 
 
 def iq2_xs(raw: U8) -> Blocks:
     both = _words(raw[:, 2:66], "<u2").astype(np.uint16)
-    codes = _codes("IQ2_XS", both & np.uint16(511)) | _signs(_even(both >> np.uint16(9)), 4)
-    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(nibbles(raw[:, 66:]))}
+    codes = _codes("IQ2_XS", both & np.uint16(511)) | single_bits(_even(both >> np.uint16(9)), 4)
+    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(spread(raw[:, 66:], 8, 4))}
 
 
 def iq2_s(raw: U8) -> Blocks:
-    entries = raw[:, 2:34] | crumbs(raw[:, 66:74]).astype(np.uint16) << np.uint16(8)
-    codes = _codes("IQ2_S", entries) | _signs(raw[:, 34:66], 4)
-    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(nibbles(raw[:, 74:]))}
+    entries = raw[:, 2:34] | spread(raw[:, 66:74], 8, 2).astype(np.uint16) << np.uint16(8)
+    codes = _codes("IQ2_S", entries) | single_bits(raw[:, 34:66], 4)
+    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(spread(raw[:, 74:], 8, 4))}
 
 
 def iq3_xxs(raw: U8) -> Blocks:
     signs, steps = _signs_and_scales(raw[:, 66:])
-    return _codes("IQ3_XXS", raw[:, 2:66]) | _signs(signs, 8), {"scale": half(raw[:, :2]), "sub_scale": steps}
+    return _codes("IQ3_XXS", raw[:, 2:66]) | single_bits(signs, 8), {"scale": half(raw[:, :2]), "sub_scale": steps}
 
 
 def iq3_s(raw: U8) -> Blocks:
-    entries = raw[:, 2:66] | _signs(raw[:, 66:74], 1).astype(np.uint16) << np.uint16(8)
-    codes = _codes("IQ3_S", entries) | _signs(raw[:, 74:106], 8)
-    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(nibbles(raw[:, 106:]))}
+    entries = raw[:, 2:66] | single_bits(raw[:, 66:74], 1).astype(np.uint16) << np.uint16(8)
+    codes = _codes("IQ3_S", entries) | single_bits(raw[:, 74:106], 8)
+    return codes, {"scale": half(raw[:, :2]), "sub_scale": _steps(spread(raw[:, 106:], 4, 4))}
 
 
 def iq1_s(raw: U8) -> Blocks:
-    high = _words(raw[:, 34:], "<u2").astype(
-        np.uint16
-    )  # of 32 columns: three bits of each entry, scale, an eighth's sign
+    # Of 32 columns: three bits of each entry, the scale, an eighth's sign.
+    high = _words(raw[:, 34:], "<u2").astype(np.uint16)
     upper = (high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)).reshape(len(raw), -1)
     codes = _codes("IQ1_S", raw[:, 2:34] | upper << np.uint16(8))
     less = np.repeat((high >> np.uint16(15)).astype(np.uint8), 32, axis=1)
@@ -105,7 +99,7 @@ def iq1_s(raw: U8) -> Blocks:
 
 
 def iq1_m(raw: U8) -> Blocks:
-    high = nibbles(raw[:, 32:48])  # of 8 columns: three bits of the entry, an eighth's sign
+    high = spread(raw[:, 32:48], 16, 4)  # of 8 columns: three bits of the entry, an eighth's sign
     codes = _codes("IQ1_S", raw[:, :32] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8))
     less = np.repeat(high >> np.uint8(3), 8, axis=1)
     words = _words(raw[:, 48:], "<u2").astype(np.uint16)  # four scales of 3 bits, four bits of the float16

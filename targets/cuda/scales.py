@@ -35,8 +35,7 @@ class Scales:
             return held(self._half(0, at))
         byte = self._byte(0, at)
         sub = T.cast(byte & u32(15), "float32") if self.format.sub_bits == 4 else self._signed(byte)
-        stored = self._half(self._after_subs(), self.row)
-        return held((stored if self.format.factor == 1 else stored * f32(self.format.factor)) * sub)
+        return held(self._half(self._after_subs(), self.row) * f32(self.format.factor) * sub)
 
     def offset(self, block: Any, scale: Any) -> Any:
         """What is added to values, less the format's center, by this scale; None where no offset is stored."""
