@@ -11,6 +11,7 @@ from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
 from llmc.compiler.spec.fields import clip, near
 from llmc.compiler.spec.limits import SWITCHES
 from llmc.frontends.assemble import assemble
+from llmc.frontends.hf import mlx
 from llmc.frontends.hf.experts import expert_layers
 from llmc.frontends.hf.families import (
     DERIVED,
@@ -118,7 +119,8 @@ def _flat(config: dict[str, Any], family: Family, faults: list[str]) -> dict[str
 
 
 def _unknown_keys(config: Mapping[str, Any], family: Family) -> list[str]:
-    meant = [*family.numbers, *family.flags, *family.values, *_TOKEN_KEYS, "model_type", KEY, *position_keys(family)]
+    meant = [*family.numbers, *family.flags, *family.values, *_TOKEN_KEYS, "model_type", KEY, mlx.KEY]
+    meant += position_keys(family)
     meant += family.experts.keys() if family.experts else ()
     meant += [family.activation.key] if family.activation else []
     known = {*meant, *family.irrelevant, *family.off, *IRRELEVANT, *MUST_BE_OFF}

@@ -17,11 +17,10 @@ from llmc.frontends.files.mapped_file import inside, read_bounded
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.files.torch_file import read_torch
-from llmc.frontends.fp8_tensors import fold_fp8
 from llmc.frontends.hf.config import derive_spec, family_of, named_as_saved
 from llmc.frontends.hf.families import Family, known_families
 from llmc.frontends.hf.pooling import pooled
-from llmc.frontends.hf.quantization import Packing, packing_of
+from llmc.frontends.hf.quantization import KEY, packing_of
 from llmc.frontends.hf.text import (
     MAX_TEMPLATE,
     chat_template,
@@ -30,10 +29,11 @@ from llmc.frontends.hf.text import (
     special_tokens,
 )
 from llmc.frontends.hf.translation import computed_places, languages, prefixes
-from llmc.frontends.int4_tensors import Int4Tensor, fold, zero_biases
 from llmc.frontends.model_name import folder_name
-from llmc.frontends.mxfp4_tensors import fold_mxfp4
 from llmc.frontends.onnx_tensors import CodedTensor, onnx_files, read_onnx_tensors
+from llmc.frontends.quantized.folded_tensor import FoldedTensor
+from llmc.frontends.quantized.packing import Packing
+from llmc.frontends.quantized.words import refuse_unsaid, zero_biases
 from llmc.frontends.source import Source
 from llmc.frontends.tensor import Tensor
 from llmc.frontends.tensor_view import TensorView
@@ -109,11 +109,10 @@ def _packing(config: dict[str, Any]) -> Packing | None:
 
 def _folded(found: dict[str, Tensor], packing: Packing | None, where: str) -> dict[str, Tensor]:
     """The file's tensors, with one in place of those that together are a quantized matrix."""
-    if packing and packing.method == "MXFP4":
-        return fold_mxfp4(found, where)
-    if packing and packing.method == "FP8":
-        return fold_fp8(found, packing.group, where)
-    return fold(found, packing, where)
+    if packing is None:
+        refuse_unsaid(found, where, KEY)
+        return found
+    return packing.fold(found, where)
 
 
 def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
@@ -139,13 +138,9 @@ def _read_weights(folder: Path, onnx: Path | None, wanted: set[str]) -> dict[str
     if onnx is not None:
         return read_onnx_tensors([inside(folder, onnx.name)], wanted)
     for whole, read in WEIGHTS:
-        index = whole + INDEX
-        single, sharded = (folder / whole).exists(), (folder / index).exists()
-        if single and sharded:
-            raise SourceError(f"{folder.name}: both {whole} and {index}; remove the stale one")
-        if sharded:
-            return _read_shards(folder, index, read)
-        if single:
+        if (folder / (whole + INDEX)).exists():
+            return _read_shards(folder, whole, read)
+        if (folder / whole).exists():
             return read(inside(folder, whole))
     if names := onnx_files(folder):
         return read_onnx_tensors([inside(folder, name) for name in names], wanted)
@@ -156,13 +151,17 @@ def _read_weights(folder: Path, onnx: Path | None, wanted: set[str]) -> dict[str
     )
 
 
-def _read_shards(folder: Path, index: str, read: _Reader) -> dict[str, Tensor]:
+def _read_shards(folder: Path, whole: str, read: _Reader) -> dict[str, Tensor]:
+    """The tensors of all shards; the one file beside their index is either the only shard or another model."""
+    index = whole + INDEX
     places = _json(folder, index, MAX_INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise SourceError(f"{index}: weight_map is {clip(places)}, wanted tensor name -> file name")
     shards = sorted(set(places.values()))
     if len(shards) > MAX_SHARDS:
         raise SourceError(f"{index}: {len(shards)} shards, wanted at most {MAX_SHARDS}")
+    if (folder / whole).exists() and shards != [whole]:
+        raise SourceError(f"{folder.name}: both {whole} and {index}; remove the stale one")
     paths = {shard: inside(folder, shard) for shard in shards}
     if absent := [shard for shard, path in paths.items() if not path.exists()]:
         raise SourceError(f"{index}: shards {clip(absent)} of {len(shards)} are not in the folder; fetch them")
@@ -214,7 +213,7 @@ def _with_own_head(spec: ModelSpec, family: Family, found: dict[str, Tensor]) ->
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.stored != b.stored or not a.shape or isinstance(a, Int4Tensor):
+    if a.shape != b.shape or a.stored != b.stored or not a.shape or isinstance(a, FoldedTensor):
         return False
     rows = a.shape[0] if len(a.shape) > 1 else 1
     pieces = [(at, min(at + _COMPARE_ROWS, rows)) for at in range(0, rows, _COMPARE_ROWS)]

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from llmc.compiler.errors import SourceError
 from llmc.frontends.files.safetensors_file import read_safetensors
-from llmc.frontends.fp8_tensors import E4M3, fold_fp8
-from llmc.frontends.hf.quantization import Packing, packing_of
+from llmc.frontends.hf.quantization import packing_of
+from llmc.frontends.quantized.scaled_floats import E4M3, SquarePacking
 from llmc.frontends.source import open_model
 from llmc.frontends.tensor import Tensor
 
@@ -50,7 +50,7 @@ def test_every_code_is_what_torch_says() -> None:
 def test_rows_are_codes_times_scales(shape: tuple[int, int], tmp_path: Path) -> None:
     codes, scales, expected = quantized(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     found = tensors(tmp_path / "w", {"a": codes, "a_scale_inv": scales, "norm": torch.ones(3)})
-    folded = fold_fp8(found, SQUARE, "x")
+    folded = SquarePacking(SQUARE).fold(found, "x")
     assert set(folded) == {"a", "norm"}
     assert (folded["a"].shape, folded["a"].readable, folded["a"].kept) == (shape, True, None)
     np.testing.assert_array_equal(folded["a"].read(), expected.numpy())
@@ -60,7 +60,7 @@ def test_rows_are_codes_times_scales(shape: tuple[int, int], tmp_path: Path) -> 
 
 def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
     codes = torch.full((2, 2), float("nan")).to(torch.float8_e4m3fn)
-    folded = fold_fp8(tensors(tmp_path / "w", {"a": codes, "a_scale_inv": torch.ones(1, 1)}), SQUARE, "x")
+    folded = SquarePacking(SQUARE).fold(tensors(tmp_path / "w", {"a": codes, "a_scale_inv": torch.ones(1, 1)}), "x")
     with pytest.raises(SourceError, match="NaN or infinite"):
         folded["a"].read()
 
@@ -85,7 +85,7 @@ CODES, ONE = torch.zeros(130, 4).to(torch.float8_e4m3fn), torch.ones(2, 1)
 )
 def test_what_does_not_fit_is_refused(weights: dict[str, torch.Tensor], reason: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=reason):
-        fold_fp8(tensors(tmp_path / "w", weights), SQUARE, "x")
+        SquarePacking(SQUARE).fold(tensors(tmp_path / "w", weights), "x")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused(weights: dict[str, torch.Tensor], reason: 
 def test_what_config_json_may_say(changes: dict[str, Any], fault: str | None) -> None:
     faults: list[str] = []
     packing = packing_of({"quantization_config": PUBLISHED | changes}, faults)
-    assert packing == (None if fault else Packing("FP8", SQUARE))
+    assert packing == (None if fault else SquarePacking(SQUARE))
     assert all(fault in one for one in faults) if fault else not faults
 
 

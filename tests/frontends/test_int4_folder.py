@@ -15,13 +15,14 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import FORMATS, BlockFormat, encode
-from llmc.frontends.hf.quantization import Packing, packing_of
+from llmc.frontends.hf.quantization import packing_of
+from llmc.frontends.quantized.words import WordPacking
 from llmc.frontends.source import open_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from folders import edit, refusal, resave
-from int4_layers import config_of, quantize_folder
+from int4_layers import config_of, kept_as, quantize_folder
 from reference import logits, saved_reference
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -62,7 +63,7 @@ def test_logits_are_those_of_transformers(quantized: Callable[[str, int], Path],
     ids = np.random.default_rng(0).integers(3, 320, 20).tolist()
     with open_model(folder) as source:
         kept = {tensor.kept for tensor in source.tensors.values()}
-        assert kept == {None, "int4_b32" if group == 32 else "int4_b64"}
+        assert kept == {None, kept_as(kind, "int4_b32" if group == 32 else "int4_b64")}
         got = meaning_logits(source, ids)
     expected = logits(saved_reference(folder.with_name("model-float")), ids)
     np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
@@ -141,7 +142,7 @@ def test_a_given_spec(gptq: Path) -> None:
 AWQ, GPTQ = config_of("awq", 64), config_of("gptq", 32)
 BAD_CONFIG: dict[str, tuple[Any, list[str]]] = {
     "text": ("awq", ["quantization_config = 'awq', wanted a table or null"]),
-    "method": (AWQ | {"quant_method": "bitsandbytes"}, ["quant_method is 'bitsandbytes', llmc keeps: awq, gptq, "]),
+    "method": (AWQ | {"quant_method": "hqq"}, ["quant_method is 'hqq', llmc keeps: awq, gptq, "]),
     "method list": (AWQ | {"quant_method": ["awq"]}, ["quant_method is ['awq']"]),
     "none": ({"bits": 4, "group_size": 64}, ["quant_method is None"]),
     "bits": (AWQ | {"bits": 8}, ["quantization_config.bits = 8, llmc reads 4 with quant_method awq"]),
@@ -163,8 +164,8 @@ BAD_CONFIG: dict[str, tuple[Any, list[str]]] = {
     "group bool": (AWQ | {"group_size": True}, ["group_size = True"]),
     "flag": (GPTQ | {"sym": 1}, ["sym = 1, llmc reads False, True"]),
     "several": (
-        GPTQ | {"bits": 3, "group_sise": 32, "desc_act": None},
-        ["bits = 3", "'group_sise' (near: group_size)"],
+        GPTQ | {"bits": 5, "group_sise": 32, "desc_act": None},
+        ["bits = 5", "'group_sise' (near: group_size)"],
     ),
 }
 
@@ -182,8 +183,8 @@ def test_bad_config(awq: Path, case: str) -> None:
 @pytest.mark.parametrize("key", ["checkpoint_format", "format"])
 def test_either_name_of_the_format(key: str) -> None:
     faults: list[str] = []
-    assert packing_of({"quantization_config": GPTQ | {key: "gptq_v2"}}, faults) == Packing("GPTQ", 32)
-    assert packing_of({"quantization_config": GPTQ | {key: "GPTQ"}}, faults) == Packing("GPTQ", 32, 1)
+    assert packing_of({"quantization_config": GPTQ | {key: "gptq_v2"}}, faults) == WordPacking("GPTQ", 4, 32)
+    assert packing_of({"quantization_config": GPTQ | {key: "GPTQ"}}, faults) == WordPacking("GPTQ", 4, 32, 1)
     assert not faults
 
 
@@ -193,7 +194,7 @@ def test_config_and_tensors_disagree(awq: Path, tiny_llama: Callable[..., Path],
     assert "are quantized, but config.json has no quantization_config" in refusal(awq)
     plain = Path(shutil.copytree(tiny_llama(), tmp_path / "plain"))
     edit(plain / "config.json", quantization_config=AWQ)
-    assert "has quantization_config, but no tensor is called qweight" in refusal(plain)
+    assert "plain: quantized, but no tensor is called qweight" in refusal(plain)
 
 
 BAD_PARTS: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -24,7 +24,6 @@ from llmc.compiler.errors import SourceError
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.files.torch_file import StridedTensor, read_torch
 from llmc.frontends.hf.quantization import packing_of
-from llmc.frontends.int4_tensors import fold
 from llmc.frontends.source import open_model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -329,8 +328,9 @@ def test_the_parts_of_a_4_bit_layer(tmp_path: Path, kind: str, turned: bool) -> 
             name: t.T.contiguous().T if t.ndim > 1 else t.repeat_interleave(2)[::2] for name, t in tensors.items()
         }
     packing = packing_of({"quantization_config": config_of(kind, 64)}, [])
-    wanted = fold(read_safetensors(tmp_path / "x.safetensors"), packing, "x")["a.weight"]
-    found = fold(read_torch(save(tmp_path / "x.bin", tensors)), packing, "x")["a.weight"]
+    assert packing is not None
+    wanted = packing.fold(read_safetensors(tmp_path / "x.safetensors"), "x")["a.weight"]
+    found = packing.fold(read_torch(save(tmp_path / "x.bin", tensors)), "x")["a.weight"]
     np.testing.assert_array_equal(found.read(), wanted.read())
     np.testing.assert_array_equal(found.read_quantized().codes, wanted.read_quantized().codes)
 
