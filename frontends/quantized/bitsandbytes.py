@@ -22,18 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.quantized.folded_tensor import FoldedTensor, misfits
-from llmc.frontends.quantized.grouped import GroupedTensor, Offset, half_of
+from llmc.frontends.quantized.grouped import GroupedTensor, Offset
 from llmc.frontends.quantized.packing import Parts, wrong_types
 from llmc.frontends.tensor import Floats, Tensor
 
-NF4 = "nf4"  # ours, of the same codes
 INT8_TOP = 127
 STATE = "quant_state.bitsandbytes__"
-KINDS = (NF4, "fp4")
+KINDS = ("nf4", "fp4")
 MAX_STATE = 1 << 12  # bytes of JSON
 MAX_BLOCK = 1 << 16
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -74,10 +72,8 @@ class Bnb4Tensor(FoldedTensor):
 
     @property
     def kept(self) -> str | None:
-        """nf4 where blocks fill rows: its values are 8-bit numbers, within 0.4 % of a block's greatest of these."""
-        format = _nf4()
-        whole = self.state.block % format.block == 0 and self.shape[1] % self.state.block == 0
-        return NF4 if self.stored == NF4.upper() and whole else None
+        """None: no format of ours has these codes."""
+        return None
 
     def _rows(self, start: int, stop: int) -> Floats:
         first, count = start * self.shape[1], (stop - start) * self.shape[1]
@@ -87,17 +83,6 @@ class Bnb4Tensor(FoldedTensor):
             blocks - first // self.state.block
         ]
         return values.reshape(stop - start, -1)
-
-    def _blocks(self) -> Quantized:
-        format = _nf4()
-        rows, columns = self.shape
-        codes = np.zeros((rows, ceil_to(columns, format.columns)), np.uint8)
-        codes[:, :columns] = self._codes(0, rows * columns).reshape(rows, columns)
-        scales = self._scales(0, rows * columns // self.state.block).reshape(rows, -1) / np.float32(INT8_TOP)
-        table = np.zeros((rows, codes.shape[1] // format.block), np.float16)
-        half = half_of(scales, f"{self.file.name}: {self.absmax.name}", "scale")
-        table[:, : columns // format.block] = np.repeat(half, self.state.block // format.block, axis=1)
-        return Quantized(codes, {"scale": table})
 
     def _codes(self, first: int, count: int) -> NDArray[np.uint8]:
         """So many codes from one on."""
@@ -143,12 +128,6 @@ class Bnb8Tensor(GroupedTensor):
 
     def _scales(self, start: int, stop: int) -> Floats:
         return self.greatest.read()[start:stop, None] / np.float32(INT8_TOP)
-
-
-def _nf4() -> BlockFormat:
-    format = FORMATS[NF4]
-    assert isinstance(format, BlockFormat)
-    return format
 
 
 @dataclass(frozen=True)

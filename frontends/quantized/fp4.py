@@ -26,15 +26,11 @@ from llmc.frontends.tensor import Floats, Tensor
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 HALVES = np.float32(0.5)  # what our formats count in
-MXFP4, NVFP4 = "mxfp4", "nvfp4"  # ours, that keep them
+MXFP4, NVFP4 = "mxfp4", "nvfp4"  # of which the first is a format of ours too
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
-def block_of(format: str) -> int:
-    """Columns that share a scale."""
-    kept = FORMATS[format]
-    assert isinstance(kept, BlockFormat)
-    return kept.block
+BLOCKS = {MXFP4: 32, NVFP4: 16}  # columns that share a scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ class Fp4Tensor(FoldedTensor):
 
     codes: Tensor
     scales: Tensor
-    format: str  # of ours
+    format: str  # a key of BLOCKS
     times: float = 1.0  # every scale
 
     @property
@@ -66,8 +62,8 @@ class Fp4Tensor(FoldedTensor):
 
     @property
     def kept(self) -> str | None:
-        """The format of the same codes; with scales that float16 has, or has nearly (`half_of`)."""
-        return self.format
+        """The format of the same codes, if there is one, with scales that float16 has or has nearly (`half_of`)."""
+        return self.format if self.format in FORMATS else None
 
     def _rows(self, start: int, stop: int) -> Floats:
         inner = int(np.prod(self.shape[1:-1]))
@@ -152,7 +148,7 @@ def _fault(blocks: Tensor, scales: Tensor | None) -> str | None:
         return f"missing {_SCALES}"
     if wrong := {tensor.stored for tensor in (blocks, scales)} - {POWERS}:
         return f"stored as {', '.join(sorted(wrong))}, wanted {POWERS}"
-    half = block_of(MXFP4) // 2
+    half = BLOCKS[MXFP4] // 2
     if len(blocks.shape) != 4 or blocks.shape[-1] != half or 0 in blocks.shape:
         return f"{_BLOCKS} has shape {list(blocks.shape)}, wanted [experts, rows, blocks, {half}]"
     if scales.shape != blocks.shape[:-1]:
