@@ -19,7 +19,7 @@ def unpack(raw: U8, bits: int, count: int) -> U8:
     if bits in (1, 2, 4):
         mask = np.uint8((1 << bits) - 1)
         held = [(raw >> np.uint8(at)) & mask for at in range(0, 8, bits)]
-        return np.stack(held, axis=2).reshape(len(raw), -1)[:, :count]
+        return np.stack(held, axis=2).reshape(len(raw), raw.shape[1] * len(held))[:, :count]
     streams = -(-raw.shape[1] // bits)  # eight numbers take `bits` bytes
     padded = np.zeros((len(raw), streams * bits), np.uint8)
     padded[:, : raw.shape[1]] = raw
@@ -27,4 +27,4 @@ def unpack(raw: U8, bits: int, count: int) -> U8:
     words = sum(groups[:, :, byte] << np.uint64(8 * byte) for byte in range(bits))
     mask = np.uint64((1 << bits) - 1)
     held = [((words >> np.uint64(bits * place)) & mask).astype(np.uint8) for place in range(8)]
-    return np.stack(held, axis=2).reshape(len(raw), -1)[:, :count]
+    return np.stack(held, axis=2).reshape(len(raw), 8 * streams)[:, :count]
