@@ -33,7 +33,6 @@ _KINDS = {  # format -> type of its codes, and how many bits they may have
     "mxfp4-pack-quantized": ("float", (4,)),
     "nvfp4-pack-quantized": ("float", (4,)),
 }
-_BY_TYPE = {("int", 8): "int-quantized", ("float", 8): "float-quantized"}  # of the format called naive
 
 
 def packing_of(table: Mapping[str, Any], key: str, faults: list[str]) -> CompressedPacking | None:
@@ -73,8 +72,8 @@ def _scheme(group: Any, usual: Any) -> Scheme | list[str]:
     bits, kind, symmetric = weights.get("num_bits", 8), weights.get("type", "int"), weights.get("symmetric", True)
     format = group.get("format") or usual
     if format == "naive-quantized":
-        format = _BY_TYPE.get((kind, bits), format)
-    if format not in READERS:
+        format = "float-quantized" if kind == "float" else "int-quantized"
+    if not isinstance(format, str) or format not in READERS:
         return [*faults, f"format = {clip(format)}, llmc reads {', '.join(READERS)}"]
     wanted, allowed = _KINDS[format]
     if kind != wanted or type(bits) is not int or bits not in allowed:

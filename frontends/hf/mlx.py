@@ -25,7 +25,7 @@ def packing_of(config: Mapping[str, Any], other: str, faults: list[str]) -> MlxP
     usual = _layer({key: table.get(key) for key in _KEYS}, KEY, found)
     by_name = {}
     for name, own in table.items():
-        if name not in _KEYS and own not in (True, False):  # true is as all others, false is not quantized
+        if name not in _KEYS and type(own) is not bool:  # true is as all others, false is not quantized
             by_name[name] = _layer(own, f"{KEY}.{clip(name)}", found)
     faults += found
     return None if found else MlxPacking(usual, by_name)
@@ -37,7 +37,7 @@ def _layer(table: Any, where: str, faults: list[str]) -> MlxLayer:
         faults.append(f"{where} = {clip(table)}, wanted true, false or a table of {', '.join(_KEYS)}")
         return _USUAL
     mode = table.get("mode") or AFFINE
-    if mode in MODES:
+    if isinstance(mode, str) and mode in MODES:
         return MlxLayer(*MODES[mode], mode)
     if mode != AFFINE:
         faults.append(f"{where}.mode = {clip(mode)}, llmc reads {', '.join((AFFINE, *MODES))}")

@@ -60,29 +60,16 @@ class Bnb4Tensor(FoldedTensor):
     nested_map: Tensor | None
     state: _State
 
-    @property
-    def turned(self) -> bool:
-        """Always: quantizers turn what lies (in, out)."""
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def kept(self) -> str | None:
-        """None: no format of ours has these codes."""
-        return None
-
     def _rows(self, start: int, stop: int) -> Floats:
-        first, count = start * self.shape[1], (stop - start) * self.shape[1]
-        blocks = np.arange(first, first + count) // self.state.block
-        values: Floats = self.quant_map.read()[self._codes(first, count)]
-        values *= self._scales(first // self.state.block, -(-(first + count) // self.state.block))[
-            blocks - first // self.state.block
-        ]
-        return values.reshape(stop - start, -1)
+        columns, block = self.shape[1], self.state.block
+        first, last = start * columns, stop * columns
+        scales = self._scales(first // block, -(-last // block))
+        values: Floats = self.quant_map.read()[self._codes(first, last - first)]
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            values *= scales[np.arange(first, last) // block - first // block]
+        if not np.isfinite(values).all():
+            raise self._damaged()
+        return values.reshape(stop - start, columns)
 
     def _codes(self, first: int, count: int) -> NDArray[np.uint8]:
         """So many codes from one on."""
@@ -100,9 +87,8 @@ class Bnb4Tensor(FoldedTensor):
             block, offset = self.state.nested
             raw = self.absmax.raw_rows(0, 1)[0, start:stop]
             own = self.nested_absmax.read()[np.arange(start, stop) // block]
-            values = self.nested_map.read()[raw] * own + np.float32(offset)
-        if not np.isfinite(values).all():
-            raise self._damaged()
+            with np.errstate(all="ignore"):  # what overflows is refused with the values
+                values = self.nested_map.read()[raw] * own + np.float32(offset)
         return values
 
 
@@ -117,11 +103,6 @@ class Bnb8Tensor(GroupedTensor):
     def zero_code(self) -> Offset:
         """The middle: codes are signed."""
         return 1 << 7
-
-    @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
 
     def _codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self.codes.raw_rows(start, stop) ^ np.uint8(1 << 7)

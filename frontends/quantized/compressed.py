@@ -79,18 +79,13 @@ class IntTensor(GroupedTensor):
         """The middle, where there are no zeros."""
         return 1 << (self.bits - 1) if self.zeros is None else "zero"
 
-    @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
-
     def _codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         raw = self.codes.raw_rows(start, stop)
         return raw ^ np.uint8(128) if self.codes.stored == "I8" else unpack(raw, self.bits, self.shape[1])
 
     def _scales(self, start: int, stop: int) -> Floats:
-        if len(self.scales.shape) == 1:  # one for all
-            return np.broadcast_to(self.scales.read(), (stop - start, 1))
+        if prod(self.scales.shape) == 1:  # for all
+            return np.broadcast_to(self.scales.read().reshape(1, 1), (stop - start, 1))
         return floats_of(self.scales, start, stop)
 
     def _offsets(self, start: int, stop: int) -> Floats:

@@ -21,6 +21,21 @@ class FoldedTensor(Tensor):
         return True
 
     @property
+    def turned(self) -> bool:
+        """Always: quantizers turn what lies (in, out), as GPT-2's does, before they pack it."""
+        return True
+
+    @property
+    def by_rows(self) -> bool:
+        """Always, where its class does not say otherwise."""
+        return True
+
+    @property
+    def kept(self) -> str | None:
+        """None, where its class does not name a format of ours that has these codes."""
+        return None
+
+    @property
     def files(self) -> tuple[MappedFile, ...]:
         """Shards may part the tensors."""
         values = (getattr(self, field.name) for field in fields(self))

@@ -27,10 +27,8 @@ from llmc.frontends.tensor import Floats, Tensor
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 HALVES = np.float32(0.5)  # what our formats count in
 MXFP4, NVFP4 = "mxfp4", "nvfp4"  # of which the first is a format of ours too
-_BLOCKS, _SCALES = "_blocks", "_scales"
-
-
 BLOCKS = {MXFP4: 32, NVFP4: 16}  # columns that share a scale
+_BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +44,7 @@ class Fp4Tensor(FoldedTensor):
     times: float = 1.0  # every scale
 
     @property
-    def turned(self) -> bool:
-        """Always: its matrices are (out, in) where the ones they were made of are (in, out)."""
-        return True
-
-    @property
     def in_rows(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def by_rows(self) -> bool:
         """Always."""
         return True
 
@@ -68,7 +56,10 @@ class Fp4Tensor(FoldedTensor):
     def _rows(self, start: int, stop: int) -> Floats:
         inner = int(np.prod(self.shape[1:-1]))
         codes, scales = self._parts(start * inner, stop * inner)
-        values: Floats = (E2M1[codes].reshape(*scales.shape, -1) * scales[..., None]).reshape(codes.shape)
+        with np.errstate(all="ignore"):
+            values: Floats = (E2M1[codes].reshape(*scales.shape, -1) * scales[..., None]).reshape(codes.shape)
+        if not np.isfinite(values).all():
+            raise self._damaged()
         return values
 
     def _blocks(self) -> Quantized:
@@ -87,7 +78,8 @@ class Fp4Tensor(FoldedTensor):
         """Of rows of all matrices: codes (rows, K) and scales (rows, K / block)."""
         rows, columns = int(np.prod(self.shape[:-1])), self.shape[-1]
         raw, stored = (_bytes(part, rows, start, stop) for part in (self.codes, self.scales))
-        scales = powers_of(stored) if self.format == MXFP4 else E4M3[stored] * np.float32(self.times)
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            scales = powers_of(stored) if self.format == MXFP4 else E4M3[stored] * np.float32(self.times)
         if not np.isfinite(scales).all():
             raise self._damaged()
         return unpack(raw, 4, columns), scales

@@ -78,11 +78,6 @@ class GroupedTensor(FoldedTensor):
         """Raises SourceError where what these rows have stored contradicts what the folder says of it."""
 
     @property
-    def turned(self) -> bool:
-        """Always: quantizers turn what lies (in, out), as GPT-2's does, before they pack it."""
-        return True
-
-    @property
     def kept(self) -> str | None:
         """A format of the same codes; scales are float16 there, within `NEAR` of the greatest where they were not."""
         return self._format.name if self._format else None
@@ -97,13 +92,15 @@ class GroupedTensor(FoldedTensor):
             self._check(at, end)
             part = values[at - start : end - start]
             part[:] = self._codes(at, end)
-            if isinstance(self.zero_code, int):
-                part -= np.float32(self.zero_code)
-            elif self.zero_code == "zero":
-                part -= self._by_column(self._offsets(at, end))
-            part *= self._by_column(self._checked(self._scales(at, end)))
-            if self.zero_code == "minimum":
-                part += self._by_column(self._checked(self._offsets(at, end)))
+            with np.errstate(all="ignore"):  # what overflows is refused below
+                if isinstance(self.zero_code, int):
+                    part -= np.float32(self.zero_code)
+                elif self.zero_code == "zero":
+                    part -= self._by_column(self._offsets(at, end))
+                part *= self._by_column(self._scales(at, end))
+                if self.zero_code == "minimum":
+                    part += self._by_column(self._offsets(at, end))
+            self._checked(part)
         return values
 
     def _blocks(self) -> Quantized:

@@ -64,11 +64,6 @@ class MlxTensor(GroupedTensor):
         """Always "minimum", what MLX calls a bias."""
         return "minimum"
 
-    @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
-
     def _codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         return unpack(self.words.raw_rows(start, stop), self.bits, self.shape[1])
 
@@ -110,7 +105,7 @@ class MlxPacking:
 def _unstacked(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors with stacks of experts that are not quantized, as their widths may not let them be, taken apart."""
     for name, tensor in tensors.items():
-        if len(tensor.shape) == 3 and _place(name):
+        if len(tensor.shape) == 3 and tensor.in_rows and _place(name):
             yield from ((alone, own["weight"]) for alone, own in _matrices(name, {"weight": tensor}))
         else:
             yield name, tensor
@@ -151,6 +146,7 @@ def _faults(parts: Parts, kind: MlxLayer) -> list[str]:
     if missing := [part for part in wanted if part not in parts]:
         return [f"missing {', '.join(missing)}"]
     faults = wrong_types(parts, wanted)
+    faults += [f"{part} does not lie row after row" for part, tensor in parts.items() if not tensor.in_rows]
     faults += [f"{part}, which {kind.mode} does not have" for part in parts if part not in wanted]
     shape = parts["weight"].shape
     if len(shape) not in (2, 3) or 0 in shape:

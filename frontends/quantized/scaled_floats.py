@@ -56,21 +56,6 @@ class ScaledFloats(FoldedTensor):
     scales: Tensor
     rectangle: tuple[int, int]  # rows and columns that share a scale
 
-    @property
-    def kept(self) -> str | None:
-        """None: no format of ours has these codes."""
-        return None
-
-    @property
-    def turned(self) -> bool:
-        """Always: these are (out, in)."""
-        return True
-
-    @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
-
     def _rows(self, start: int, stop: int) -> Floats:
         if start == stop:
             return np.empty((0, self.shape[1]), np.float32)
@@ -79,7 +64,8 @@ class ScaledFloats(FoldedTensor):
         scales = self._scales(first, (stop - 1) // high + 1)
         own = scales[np.arange(start, stop) // high - first]
         values: Floats = E4M3[self.codes.raw_rows(start, stop)]
-        values *= np.repeat(own, wide, axis=1)[:, : self.shape[1]] if own.shape[1] > 1 else own
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            values *= np.repeat(own, wide, axis=1)[:, : self.shape[1]] if own.shape[1] > 1 else own
         if not np.isfinite(values).all():
             raise self._damaged()
         return values
@@ -88,8 +74,8 @@ class ScaledFloats(FoldedTensor):
         """Rows of (N / rows, K / columns)."""
         if self.scales.stored == POWERS:
             return powers_of(self.scales.raw_rows(start, stop))
-        if len(self.scales.shape) == 1:
-            return self.scales.read()[:, None][start:stop]
+        if len(self.scales.shape) < 2:
+            return self.scales.read().reshape(-1, 1)[start:stop]
         return self.scales.read_rows(start, stop)
 
 

@@ -104,14 +104,19 @@ class WordTensor(GroupedTensor):
         words = _bytes(self.words).view("<u4").reshape(self.words.shape)[:, start:stop]
         return unpack(np.ascontiguousarray(words.T).view(np.uint8), self.bits, self.shape[1])
 
-    def _offsets(self, start: int, stop: int) -> Floats:
-        zeros = self._along_rows(self.zeros, start, stop).T.astype(np.float32)
-        zeros += np.float32(self.packing.zero_shift)
-        return zeros
+    @property
+    def by_rows(self) -> bool:
+        """No: words and scales stand row by row of the turned matrix."""
+        return False
 
     def _check(self, start: int, stop: int) -> None:
-        """Raises SourceError for zeros that contradict the configuration or mean two things."""
-        zeros = self._offsets(start, stop)
+        if self.packing.symmetric:
+            self._offsets(start, stop)
+
+    def _offsets(self, start: int, stop: int) -> Floats:
+        """(rows, groups). Raises SourceError for zeros that contradict the configuration or mean two things."""
+        zeros = self._along_rows(self.zeros, start, stop).T.astype(np.float32)
+        zeros += np.float32(self.packing.zero_shift)
         middle, top = 1 << (self.bits - 1), (1 << self.bits) - 1
         if self.packing.symmetric and (zeros != middle).any():
             other = int(zeros[zeros != middle][0])
@@ -125,6 +130,7 @@ class WordTensor(GroupedTensor):
                 f"{self.file.name}: {self.zeros.name} has zero points stored as {top}, less one, which some readers "
                 f"take for {top + 1} and some for 0; convert the model to checkpoint_format gptq_v2"
             )
+        return zeros
 
     def _along_rows(self, packed: Tensor, start: int, stop: int) -> U8:
         """(R, words) that each hold some of our rows -> (R, rows)."""
