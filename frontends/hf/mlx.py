@@ -36,13 +36,14 @@ def _layer(table: Any, where: str, faults: list[str]) -> MlxLayer:
     if not isinstance(table, dict) or not set(table) <= set(_KEYS):
         faults.append(f"{where} = {clip(table)}, wanted true, false or a table of {', '.join(_KEYS)}")
         return _USUAL
-    mode = table.get("mode") or AFFINE
+    said = {"bits": _USUAL.bits, "group_size": _USUAL.group, "mode": AFFINE}
+    said |= {key: value for key, value in table.items() if value is not None}
+    bits, group, mode = said["bits"], said["group_size"], said["mode"]
     if isinstance(mode, str) and mode in MODES:
         return MlxLayer(*MODES[mode], mode)
     if mode != AFFINE:
         faults.append(f"{where}.mode = {clip(mode)}, llmc reads {', '.join((AFFINE, *MODES))}")
         return _USUAL
-    bits, group = table.get("bits") or _USUAL.bits, table.get("group_size") or _USUAL.group
     if type(bits) is not int or bits not in BITS or type(group) is not int or group not in GROUPS:
         faults.append(
             f"{where}: {clip(bits)} bits in groups of {clip(group)}, wanted {', '.join(map(str, BITS))} in groups of "

@@ -160,7 +160,7 @@ def _shapes_fault(parts: Parts, reader: Reader) -> str | None:
 
 
 def _scale_fault(scheme: Scheme, shape: tuple[int, ...], scales: Tensor) -> str | None:
-    if 0 in shape:
+    if min(shape) < 1:
         return f"a matrix of shape {list(shape)}"
     wanted = scales_of(*scheme.rectangle(shape), shape)
     fits = list(scales.shape) == wanted or (prod(wanted) == 1 and prod(scales.shape) == 1)
@@ -184,13 +184,12 @@ def _packed_fault(scheme: Scheme, parts: Parts) -> str | None:
         return f"{ZERO} {'not expected' if scheme.symmetric else 'missing'}"
     if problem := _scale_fault(scheme, (rows, columns), parts[SCALE]):
         return problem
-    wanted = [-(-rows * scheme.bits // WORD), parts[SCALE].shape[-1]]
+    group = scheme.rectangle((rows, columns))[1]
+    wanted = [-(-rows * scheme.bits // WORD), -(-columns // group)]
     if ZERO in parts and list(parts[ZERO].shape) != wanted:
         return f"{ZERO} has shape {list(parts[ZERO].shape)}, wanted {wanted}"
-    if ORDER in parts:
-        group = scheme.rectangle((rows, columns))[1]
-        if parts[ORDER].shape != (columns,) or not in_order(parts[ORDER], group):
-            return f"columns are grouped in the order of their activations ({ORDER}), which llmc cannot keep"
+    if ORDER in parts and not (parts[ORDER].shape == (columns,) and in_order(parts[ORDER], group)):
+        return f"columns are grouped in the order of their activations ({ORDER}), which llmc cannot keep"
     return None
 
 

@@ -56,8 +56,9 @@ class Fp4Tensor(FoldedTensor):
     def _rows(self, start: int, stop: int) -> Floats:
         inner = int(np.prod(self.shape[1:-1]))
         codes, scales = self._parts(start * inner, stop * inner)
+        blocks = E2M1[codes].reshape(*scales.shape, BLOCKS[self.format])
         with np.errstate(all="ignore"):
-            values: Floats = (E2M1[codes].reshape(*scales.shape, -1) * scales[..., None]).reshape(codes.shape)
+            values: Floats = (blocks * scales[..., None]).reshape(codes.shape)
         if not np.isfinite(values).all():
             raise self._damaged()
         return values
@@ -90,7 +91,7 @@ def _bytes(tensor: Tensor, rows: int, start: int, stop: int) -> NDArray[np.uint8
     inner = rows // tensor.shape[0]
     first = start // inner
     raw = tensor.raw_rows(first, -(-stop // inner))
-    return raw.reshape(len(raw) * inner, -1)[start - first * inner : stop - first * inner]
+    return raw.reshape(len(raw) * inner, tensor.nbytes // rows)[start - first * inner : stop - first * inner]
 
 
 def fp4_tensor(

@@ -118,7 +118,8 @@ class GroupedTensor(FoldedTensor):
             scales = self._checked(self._scales(start, stop))
             found = {"scale": scales}
             if isinstance(self.zero_code, int):
-                found["minimum"] = scales * np.float32(-self.zero_code)
+                with np.errstate(over="ignore"):  # of scales that are too large for float16 themselves
+                    found["minimum"] = scales * np.float32(-self.zero_code)
             else:
                 found[self.zero_code] = self._checked(self._offsets(start, stop))
             for name, table in tables.items():

@@ -11,6 +11,7 @@ mlx-lm stacks the matrices of a layer's experts, (E, N, words), in most models u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -87,6 +88,7 @@ class MlxPacking:
         if not layers:
             raise SourceError(f"{where}: quantized by MLX, but no tensor is called scales; fetch the whole model")
         faults: dict[str, list[str]] = {}
+        made: list[tuple[str, Tensor]] = []
         for stem, parts in layers.items():
             name = f"{stem}.weight"
             kind = self.by_name.get(stem, self.usual)
@@ -96,10 +98,13 @@ class MlxPacking:
                 for problem in problems:
                     faults.setdefault(problem, []).append(name)
                 continue
-            result |= {alone: _tensor(alone, own, kind) for alone, own in _matrices(name, parts)}
+            made += [(alone, _tensor(alone, own, kind)) for alone, own in _matrices(name, parts)]
+        made += _unstacked(result)
+        if twice := [name for name, count in Counter(name for name, _ in made).items() if count > 1]:
+            faults["stored twice, in a stack of experts and by itself"] = twice
         if faults:
             raise misfits(where, faults)
-        return dict(_unstacked(result))
+        return dict(made)
 
 
 def _unstacked(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
