@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, encode
 from llmc.frontends.hf.quantization import packing_of
 from llmc.frontends.quantized.words import WordPacking
 from llmc.frontends.source import open_model
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 from folders import edit, refusal, resave
 from int4_layers import config_of, kept_as, quantize_folder
+from meaning_logits import meaning_logits
 from reference import logits, saved_reference
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -67,35 +67,6 @@ def test_logits_are_those_of_transformers(quantized: Callable[[str, int], Path],
         got = meaning_logits(source, ids)
     expected = logits(saved_reference(folder.with_name("model-float")), ids)
     np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
-
-
-def meaning_logits(source: Any, ids: list[int]) -> np.ndarray:
-    import tvm
-    from tvm import relax
-
-    from llmc.compiler import ops
-    from llmc.frontends.graph.build import build
-
-    spec = source.spec
-    weights = []
-    for tensor in source.tensors.values():
-        values = tensor.read()
-        if tensor.kept:
-            format = FORMATS[tensor.kept]
-            assert isinstance(format, BlockFormat)
-            packed = encode(format, tensor.read_quantized(), *tensor.shape)
-            np.testing.assert_array_equal(format.unpack(packed, *tensor.shape), values)
-            values = format.unpack(packed, *tensor.shape)
-        weights.append(tvm.runtime.tensor(values))
-    ops.register_meanings()
-    machine = relax.VirtualMachine(relax.build(build(spec), tvm.target.Target("llvm")), tvm.cpu())
-    places = np.arange(len(ids), dtype=np.int32)
-    pages = -(-len(ids) // 16)
-    page = (pages, 2, spec.attention.kv_heads, 16 * spec.attention.head_dim)
-    kv = [tvm.runtime.tensor(np.zeros(page, np.float32)) for _ in range(spec.sizes.layers)]
-    listed = np.zeros((1, 2), np.int32), np.array([0, pages], np.int32), np.arange(pages, dtype=np.int32)
-    index = [np.array(ids, np.int32), places, np.zeros(len(ids), np.int32), places, *listed, places]
-    return np.array(machine["step"](*map(tvm.runtime.tensor, index), kv, *weights)[0].numpy())
 
 
 def test_shards_may_part_a_layer(awq: Path) -> None:
