@@ -89,14 +89,26 @@ def _derives(config: dict[str, Any]) -> bool:
     return True
 
 
+def _quantized() -> list[dict[str, Any]]:
+    """What config.json says of weights that are quantized already."""
+    packed = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    ints = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    squares = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+    groups = {"a": {"weights": ints, "targets": ["Linear"]}, "b": {"format": "float-quantized", "weights": squares}}
+    compressed = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    bnb = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
+    mlx = {"bits": 4, "group_size": 64, "lm_head": False, "a.b": {"bits": 6, "group_size": 32, "mode": "affine"}}
+    tables = [{"quantization_config": table} for table in (packed, compressed, bnb)]
+    return [*tables, {"quantization": mlx, "quantization_config": mlx}]
+
+
 def _config(_: Path) -> Reader:
     configs = _configs()
     scaled = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
               "original_max_position_embeddings": 32}  # fmt: skip
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    packed = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
     configs += [config | {"rope_parameters": rope} for config in configs[:8] for rope in (scaled, yarn)]
-    configs += [config | {"quantization_config": packed} for config in configs[:4]]
+    configs += [config | keys for config in configs[:4] for keys in _quantized()]
 
     def read(config: dict[str, Any]) -> None:
         _look(derive_hf(config, {}, "x", None))
