@@ -72,20 +72,40 @@ def sums_of_pairs(target: Target, top: int) -> int:
 
 
 def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
-    """`byte_dot` before the pairs of a word are added: sums, each word two int16, + the products' (int32x16 all)."""
-    count = _registers(target)
-    x = _as(T.broadcast(activations, LANES // count), f"int8x{4 * LANES // count}")
-    return joined([
-        _as(_as(a, f"int16x{2 * LANES // count}") + _pmaddubsw(w, x, LANES // count), f"int32x{LANES // count}")
-        for a, w in zip(split(sums, count), split(weights, count), strict=True)
-    ])  # fmt: skip
+    """`byte_dot` before the pairs of a word are added: sums, each word two int16, + the products' (int32x16 all).
 
-
-def pairs_added(target: Target, sums: Any) -> Any:
-    """int32x16: the two int16 of each word of `sums` added."""
+    Activations are a word in all lanes; for a kernel that has `functions`.
+    """
     count = _registers(target)
     lanes = LANES // count
-    return joined([_pmaddwd(part, _all(1, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
+    own = []
+    for total, weight, x in zip(*(split(each, count) for each in (sums, weights, activations)), strict=True):
+        more = _pmaddubsw(weight, _as(x, f"int8x{4 * lanes}"), lanes)
+        added = _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")
+        own.append(T.call_extern("int32x8", "llmc_in_order", added) if lanes == 8 else added)
+    return joined(own)
+
+
+# What nothing is known of, after all of these before it. LLVM would add the products of two words to one another first,
+# and sum the lower halves of all registers before the upper ones: what both need is spilled then.
+_IN_ORDER = """
+define <8 x i32> @llmc_in_order(<8 x i32> %x) alwaysinline {
+  %r = call <8 x i32> asm sideeffect "", "=x,0"(<8 x i32> %x)
+  ret <8 x i32> %r
+}
+"""
+
+
+def functions(target: Target) -> list[str]:
+    """LLVM's text of what is called here."""
+    return [_IN_ORDER] if target.has("avx2") and not target.has("avx512bw") else []
+
+
+def pairs_added(target: Target, sums: Any, factor: int = 1) -> Any:
+    """int32x16: the two int16 of each word of `sums` added, so many times."""
+    count = _registers(target)
+    lanes = LANES // count
+    return joined([_pmaddwd(part, _all(factor, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
 
 
 def _form(target: Target, wide: bool) -> Callable[[Any, int], Dot]:

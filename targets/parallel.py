@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.targets.narrow import functions
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, imported, registers
 
@@ -46,7 +47,7 @@ def forget_registers(target: Target) -> None:
 def _aligned(target: Target) -> Iterator[None]:
     """A function of its own, whose spilled registers are aligned."""
     wide = target.has("avx")
-    with imported(*[_ALIGNED] * wide):
+    with imported(*[_ALIGNED] * wide, *functions(target)):
         if wide:
             T.evaluate(T.call_extern("int32", "llmc_align_stack"))
         yield

@@ -12,17 +12,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, TILE, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
-from llmc.targets.matrices import tiles
-from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
+from llmc.targets.matrices import panel_linear, tile_linear, tiles
+from llmc.targets.matrices.block_sums import add_sums, first_total, start_of, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
-from llmc.targets.matrices.tile_linear import multiply
 from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rows.rounding import QUANTIZED
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, i32, registers, splat
+from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, held, i32, registers, splat
 
 _MANY_ROWS = 6  # of a group: measured
 
@@ -37,7 +36,9 @@ def i8_product(target: Target, format: BlockFormat, columns: int) -> Product:
     usual, more = _group(target, format)
     many = None
     if tiles.are_there(target) and target.knobs.tile_rows:
-        many = target.knobs.tile_rows, partial(multiply, target, format, columns)
+        many = target.knobs.tile_rows, partial(tile_linear.multiply, target, format, columns)
+    elif panel_linear.are_for(target) and target.knobs.panel_rows:
+        many = target.knobs.panel_rows, partial(panel_linear.multiply, target, format, columns)
     return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, many)
 
 
@@ -152,7 +153,7 @@ def _add_block(
     offset = None if format.whole else reader.offset(chunk, block, scale)
 
     def start(r: int, part: Any) -> Any:
-        return _start(reader, totals[row + r, finer + part]) if format.whole else splat(i32(0))
+        return start_of(reader.zero, totals[row + r, finer + part]) if format.whole else splat(i32(0))
 
     dots = [
         _dots(reader, codes, part * (step // 4), step // 4, words, row, [start(r, part) for r in range(rows)])
@@ -165,23 +166,13 @@ def _add_block(
         put(acc, r, sums)
 
 
-def _start(reader: Tile, stored: Any) -> Any:
-    """Where a dot begins whose bytes stand for themselves less `reader.zero`, from what quantize_rows gives for 128."""
-    zero = reader.zero
-    part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
-    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
-    if less:
-        start = T.shift_right(start, splat(i32(less)))
-    return start if zero == part else start * splat(i32(zero // part))
-
-
 def _dots(reader: Tile, codes: Any, first: Any, groups: int, words: Iterator[Any], row: Any, starts: list[Any]) -> Any:
     """Integer dots of `groups` groups of four columns from group `first` on, and `starts`: one int32 register a row."""
     rows = len(starts)
     dots = registers((rows * TILE,), "int32")
     for r, start in enumerate(starts):
         put(dots, r, start)
-    target, top = reader.target, _top(reader)
+    target, top = reader.target, reader.top
     run = sums_of_pairs(target, top)
     if run > 1:
         _add_pairs(target, dots, codes, first, groups, words, row, rows, run)
@@ -202,14 +193,10 @@ def _add_pairs(
         for group in range(first, min(first + run, groups)):
             word = next(words)
             for r in range(rows):
-                put(sums, r, add_pairs(target, get(sums, r), word, codes[row + r, start + group]))
+                x = held(splat(codes[row + r, start + group]), "int32")
+                put(sums, r, add_pairs(target, get(sums, r), word, x))
         for r in range(rows):
             put(dots, r, get(dots, r) + pairs_added(target, get(sums, r)))
-
-
-def _top(reader: Tile) -> int:
-    """The greatest byte."""
-    return reader.format.top if reader.table is None else int(reader.table.max())
 
 
 def _finish(reader: Tile, acc: Any, rows: int) -> Any:

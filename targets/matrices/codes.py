@@ -60,6 +60,11 @@ class Tile:
         return MIDDLE if self._centred else int(self.format.offset)
 
     @property
+    def top(self) -> int:
+        """The greatest byte."""
+        return self.format.top if self.table is None else int(self.table.max())
+
+    @property
     def _centred(self) -> bool:
         """Whether a look-up, which costs no more than clearing the bits of others does, puts zero in the middle."""
         bits = self.format.planes

@@ -131,12 +131,13 @@ def group_rows(target: Target, usual: int | None = None) -> int:
 
 
 def in_groups(
-    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, usual: int | None = None
-) -> None:
-    """`emit(first row, rows)` for `count` rows in groups of about one size, `group_rows(target, usual)`.
+    target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, usual: int | None = None,
+    fewest: int = 1,
+) -> None:  # fmt: skip
+    """`emit(first row, rows)` for `count` rows, at least `fewest`, in groups of about one size.
 
-    Few rows go in groups of up to `more` above the usual: once more through the weights costs more than a few registers
-    too many.
+    It is `group_rows(target, usual)`. Few rows go in groups of up to `more` above the usual: once more through the
+    weights costs more than a few registers too many.
     """
     many = group_rows(target, usual)
     most = many + more
@@ -150,10 +151,23 @@ def in_groups(
         first, here = registers((1,), "int64"), registers((1,), "int64")
         T.buffer_store(first, group * each[0] + T.min(group, larger[0]), [0])
         T.buffer_store(here, each[0] + T.Select(group < larger[0], tirx.const(1, "int64"), tirx.const(0, "int64")), [0])
-        for size in range(1, most + 1):
+        for size in _sizes(many, most, fewest):
             with T.If(here[0] == size), T.Then():
                 emit(first[0], size)
     return None
+
+
+def _sizes(many: int, most: int, fewest: int) -> list[int]:
+    """The sizes of groups that so many rows and more may be in.
+
+    >>> _sizes(5, 5, 12), _sizes(3, 4, 1)
+    ([4, 5], [1, 2, 3, 4])
+    """
+    found = set()
+    for count in range(fewest, fewest + most * most + 2 * most):
+        each, larger = divmod(count, -(-count // (most if count <= 2 * most else many)))
+        found |= {each, each + (larger > 0)}
+    return sorted(found)
 
 
 def store(acc: Any, out: Any, tile: Any, row: Any, rows: int) -> None:

@@ -18,7 +18,7 @@ from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.manifest import Variant
 from llmc.targets import target as targets
-from llmc.targets.matrices.tile_linear import PANEL
+from llmc.targets.matrices.panels import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts

@@ -1,0 +1,139 @@
+"""Linear layers over block formats for many rows: a tile of weights is unpacked once for all of them.
+
+Of sixteen outputs a panel of columns is unpacked, into bytes that stay in the first-level cache, and all rows of a
+block go through it; what a row has so far stands beside it. Each sum is made in the order of block_linear.py, so it has
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import BLOCK, TILE
+from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
+from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.linear import Write, get, put
+from llmc.targets.vector import f32, held, lanes, registers, splat
+
+PANEL = 8  # chunks of a panel
+WORDS = CHUNK // 4  # of a row of a chunk
+
+# What of a word of weights, four unsigned bytes, a panel holds: int32x16 -> int32x16.
+Piece = Callable[[Any], Any]
+# dots(chunk, at, step, row, rows): (rows * 16,) int32, of rows from the `row`-th on with a step of the chunk, which is
+# the panel's `at`-th
+Dots = Callable[[Any, Any, int, Any, int], Any]
+
+
+class Panel:
+    """Pieces of the bytes of up to `chunks` chunks of a tile, with their scales and offsets as float32.
+
+    Scales are for dots that are taken so many `times`, a power of two; offsets are then none.
+    """
+
+    def __init__(self, reader: Tile, pieces: list[Piece], chunks: int = PANEL, times: int = 1) -> None:
+        self.reader, self.format, self.times = reader, reader.format, times
+        self.pieces, self.chunks = pieces, chunks
+        self.blocks = CHUNK // self.format.block  # of a chunk
+        self.words = registers((len(pieces) * chunks * WORDS * TILE,), "int32")
+        self.scales = registers((chunks * self.blocks * TILE,), "float32")
+        self.offsets = None if self.format.whole else registers((chunks * self.blocks * TILE,), "float32")
+
+    def unpack(self, chunk: Any, at: Any) -> None:
+        """A chunk of the tile, as the panel's `at`-th."""
+        for group, word in enumerate(self.reader.values(chunk)):
+            for number, piece in enumerate(self.pieces):
+                T.buffer_store(self.words, piece(word), [lanes(self.place(at, group, number))])
+        for block in range(self.blocks):
+            scale = held(self.reader.scale(chunk, block))
+            place = self._table(at, block)
+            T.buffer_store(self.scales, scale if self.times == 1 else scale * splat(f32(1 / self.times)), [place])
+            if self.offsets is not None:
+                T.buffer_store(self.offsets, self.reader.offset(chunk, block, scale), [place])
+
+    def place(self, at: Any, group: Any, piece: int = 0) -> Any:
+        """Where a piece of four columns of the `at`-th chunk begins, sixteen words."""
+        return ((piece * self.chunks + at) * WORDS + group) * TILE
+
+    def _table(self, at: Any, block: int) -> Any:
+        return lanes((at * self.blocks + block) * TILE)
+
+    def tables(self, at: Any, block: int) -> tuple[Any, Any]:
+        """Scale and offset, float32x16, of a block of the `at`-th chunk."""
+        place = self._table(at, block)
+        return self.scales[place], None if self.offsets is None else self.offsets[place]
+
+
+class Rows:
+    """Rows `start` to `start + count` of `left` (codes, scales, sums or starts), and what they have so far.
+
+    There is room for `most` of them, and for `over` that a group may have above the count. `ahead`: dots of all of a
+    chunk's blocks are asked for before the first are added.
+    """
+
+    def __init__(
+        self, panel: Panel, left: list[Any], start: Any, count: Any, most: int, over: int = 0, ahead: bool = False
+    ) -> None:
+        self.panel, self.left, self.start, self.count = panel, left, start, count
+        self.over, self.ahead = over, ahead
+        self.sums = registers(((most + over) * TILE,), "float32")
+        self.step, self.steps = step_of(panel.format), CHUNK // step_of(panel.format)
+        with T.serial(0, count) as row:
+            T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
+
+    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
+        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
+        acc = registers((rows * TILE,), "float32")
+        for r in range(rows):
+            put(acc, r, self.sums[lanes((row + r) * TILE)])
+        together = self.panel.blocks if self.ahead else 1
+        with T.serial(0, chunks) as at:
+            for first_block in range(0, self.panel.blocks, together):
+                self._add_blocks(first + at, at, range(first_block, first_block + together), row, rows, dots, acc)
+        for r in range(rows):
+            T.buffer_store(self.sums, get(acc, r), [lanes((row + r) * TILE)])
+
+    def _add_blocks(self, chunk: Any, at: Any, blocks: range, row: Any, rows: int, dots: Dots, acc: Any) -> None:
+        each = self.steps // self.panel.blocks
+        found = [dots(chunk, at, step, row, rows) for step in range(blocks.start * each, blocks.stop * each)]
+        for number, block in enumerate(blocks):
+            own = range(block * each, (block + 1) * each)
+            scale, offset = self.panel.tables(at, block)
+            for r in range(rows):
+                left_row = self.start + (T.min(row + r, self.count - 1) if self.over else row + r)
+                scales, totals = self._of_row(left_row, chunk * self.steps, own)
+                own_dots = [get(dot, r) for dot in found[number * each : (number + 1) * each]]
+                put(acc, r, add_sums(get(acc, r), own_dots, scales, scale, offset, totals))
+
+    def _of_row(self, row: Any, first: Any, steps: range) -> tuple[list[Any], list[Any] | None]:
+        """Scales and totals of a row in some steps from the first on."""
+        scales = self.left[1]
+        found = [scales[row, T.floordiv((first + step) * self.step, BLOCK)] for step in steps]
+        return found, None if self.panel.offsets is None else [self.total(row, first + step) for step in steps]
+
+    def total(self, row: Any, step: Any) -> Any:
+        """The total of a row of the left in a step, counted from the first column."""
+        return self.left[2][row, first_total(self.panel.format, self.panel.reader.columns) + step]
+
+    def through_panels(self, add: Callable[[Any, Any], None]) -> None:
+        """Unpack one panel after another, and `add(first chunk, chunks)` for each."""
+        most, chunks = self.panel.chunks, self.panel.reader.columns // CHUNK
+        with T.serial(0, -(-chunks // most)) as number:
+            first = number * most
+            here = T.min(chunks - first, most)
+            with T.serial(0, here) as at:
+                self.panel.unpack(first + at, at)
+            add(first, here)
+
+    def write(self, write: Write) -> None:
+        """Give all sums to `write`, a row at a time."""
+        row_scale = self.panel.reader.row_scale()
+        with T.serial(0, self.count) as row:
+            acc = registers((TILE,), "float32")
+            put(acc, 0, self.sums[lanes(row * TILE)])
+            if row_scale is not None:
+                put(acc, 0, get(acc, 0) * row_scale)
+            write(acc, self.start + row, 1)

@@ -1,0 +1,68 @@
+"""Many rows through panels of unpacked weights have the bits of rows in groups, where registers are few."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.compiler import meaning
+from llmc.compiler.ops import OPS
+from llmc.targets import target as targets
+from llmc.targets.matrices import panel_linear
+from llmc.targets.matrices.panels import PANEL
+
+sys.path.insert(0, str(Path(__file__).parent))
+from expert_cases import experts
+from kernel_cases import Case, block_format, floats, packed, result, run
+
+NARROW = targets.native(frozenset(f for f in targets.cpu_flags() if not f.startswith(("avx512", "amx", "avx_vnni"))))
+IN_GROUPS = replace(NARROW, knobs=replace(NARROW.knobs, panel_rows=0))
+COLUMNS = 64 * PANEL + 256  # a panel and some
+
+pytestmark = pytest.mark.skipif(not panel_linear.are_for(NARROW), reason="no AVX2")
+
+
+def many_rows(format: str, rows: int, width: int) -> Case:
+    """A linear layer over several panels."""
+    rng = np.random.default_rng([*map(ord, format)])
+    x = block_format(format).left(meaning.quantize_rows(floats(rng, rows, COLUMNS)))
+    weight = packed(rng, format, width, COLUMNS)
+    return Case("i8_linear", [*x, weight], {"format": format, "width": width}, tuple(range(len(x))))
+
+
+# Bytes as they are, sums of 8, 5, 4 and 2 of them in 16 bits; bytes in halves; starts as stored and not; blocks of all
+# lengths; looked up and computed.
+@pytest.mark.parametrize("format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "q3h", "q4_b64", "q4_k", "q6_k"])
+def test_panels_give_the_bits_of_groups(format: str) -> None:
+    case = many_rows(format, rows=147, width=33)  # a block of rows and 19
+    (got,) = run(case, NARROW)
+    np.testing.assert_array_equal(got, run(case, IN_GROUPS)[0])
+
+
+def test_a_row_has_the_same_bits_alone() -> None:
+    case = many_rows("q4_0", rows=NARROW.knobs.panel_rows + 1, width=20)
+    (together,) = run(case, NARROW)
+    *left, weight = case.arrays
+    for row in range(0, len(together), 4):
+        alone = Case(case.op, [*(x[row : row + 1] for x in left), weight], case.attrs, case.symbolic)
+        np.testing.assert_array_equal(run(alone, NARROW)[0][0], together[row])
+
+
+def test_a_gated_layer_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(1)
+    x = block_format("q4_0").left(meaning.quantize_rows(floats(rng, 41, 256)))
+    attrs = {"format": "q4_0", "width": 256, "activation": "silu"}
+    case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4_0", 256, 256)], attrs, tuple(range(len(x))))
+    like = OPS[case.op].meaning(*case.arrays, **case.attrs)
+    for got, wanted in zip(result(case, NARROW, like), result(case, IN_GROUPS, like), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("op", ["i8_experts_in", "i8_experts_out"])
+def test_pairs_of_experts_go_through_panels(op: str) -> None:
+    case = experts(np.random.default_rng([*map(ord, op)]), op, "q8", rows=90, inner=64)
+    np.testing.assert_array_equal(run(case, NARROW)[0], run(case, IN_GROUPS)[0])
