@@ -27,6 +27,7 @@ from llmc.targets.vector import (
     lanes,
     lookup,
     permutes_bytes,
+    prefetch,
     splat,
     widen_f16,
 )
@@ -44,6 +45,7 @@ class Tile:
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
     quick: bool  # its words are done with as fast as they come
+    asks: bool = True  # reading words asks for those ahead; else `ask_for` does
 
     @property
     def table(self) -> NDArray[np.uint8] | None:
@@ -208,8 +210,19 @@ class Tile:
             self._ask_ahead(self._at(chunk, format.code_words + (self._inside(chunk, share) + line) * TILE))
 
     def _ask_ahead(self, index: Any) -> None:
-        place = self.tile * int(self.weight.shape[1]) + index
-        ask_ahead(self.target, self.weight, place, self.quick)
+        if self.asks:
+            ask_ahead(self.target, self.weight, self._place(index), self.quick)
+
+    def ask_for(self, chunk: Any) -> None:
+        """Ask for a chunk's words, into the second-level cache; those behind the last are of the next tile."""
+        format = self.format
+        share = format.record_words * CHUNK // format.columns
+        first = self._place(format.head_words(self.columns) + chunk * share)
+        for word in range(0, share, TILE):
+            prefetch(self.weight.access_ptr("r", offset=first + word), far=True)
+
+    def _place(self, index: Any) -> Any:
+        return self.tile * int(self.weight.shape[1]) + index
 
 
 def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:

@@ -37,8 +37,7 @@ def multiply(
     They are `panel_rows` at least.
     """
     *left, weight = buffers
-    reader = Tile(target, format, weight, columns, tile, quick=False)
-    reader.begin()
+    reader = Tile(target, format, weight, columns, tile, quick=False, asks=False)
     halved = reader.top >= MIDDLE and sums_of_pairs(target, _HALF - 1) > 1
     pieces: list[Piece] = [_low, _high] if halved else [_as_it_is]
     top = _HALF - 1 if halved else reader.top
@@ -48,8 +47,12 @@ def multiply(
     dots = _Dots(target, rows, top, times)
 
     def add(first: Any, chunks: Any) -> None:
+        def ask(chunk: Any, row: Any) -> None:
+            with T.If(row == 0), T.Then():
+                reader.ask_for(chunk + panel.chunks)
+
         def group(row: Any, several: int) -> None:
-            rows.add(first, chunks, row, several, dots.of)
+            rows.add(first, chunks, row, several, dots.of, ask)
 
         in_groups(target, count, group, more=0, usual=_ROWS, fewest=target.knobs.panel_rows)
 

@@ -84,13 +84,20 @@ class Rows:
         with T.serial(0, count) as row:
             T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
 
-    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
-        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
+    def add(
+        self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots, before: Callable[[Any, Any], None] | None = None
+    ) -> None:
+        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums.
+
+        `before(chunk, row)` of the group is what is done before each chunk.
+        """
         acc = registers((rows * TILE,), "float32")
         for r in range(rows):
             put(acc, r, self.sums[lanes((row + r) * TILE)])
         together = self.panel.blocks if self.ahead else 1
         with T.serial(0, chunks) as at:
+            if before is not None:
+                before(first + at, row)
             for first_block in range(0, self.panel.blocks, together):
                 self._add_blocks(first + at, at, range(first_block, first_block + together), row, rows, dots, acc)
         for r in range(rows):
