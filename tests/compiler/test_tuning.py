@@ -280,7 +280,7 @@ def test_only_kernels_that_read_a_knob_are_tuned_the_heaviest_first() -> None:
     calls = {"small": _linear("i8", "q4"), "norm": norm, "large": _linear("i8", "q4", outputs=640)}
     found = tunable(calls, targets.native())
     assert [one.key for one in found] == ["large", "small"]
-    assert {"prefetch_bytes", "row_block"} <= set(found[0].knobs)
+    assert {"prefetch_far_bytes", "row_block"} <= set(found[0].knobs)
     assert found[0].default == shipped(targets.native()).knobs(
         targets.native().knobs, "i8_linear", [], {"format": "q4"}
     )
