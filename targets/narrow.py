@@ -82,7 +82,7 @@ def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
     for total, weight, x in zip(*(split(each, count) for each in (sums, weights, activations)), strict=True):
         more = _pmaddubsw(weight, _as(x, f"int8x{4 * lanes}"), lanes)
         added = _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")
-        own.append(T.call_extern("int32x8", "llmc_in_order", added) if lanes == 8 else added)
+        own.append(T.call_extern("int32x8", "llmc_in_order", added) if count == 2 else added)
     return joined(own)
 
 
@@ -98,14 +98,14 @@ define <8 x i32> @llmc_in_order(<8 x i32> %x) alwaysinline {
 
 def functions(target: Target) -> list[str]:
     """LLVM's text of what is called here."""
-    return [_IN_ORDER] if target.has("avx2") and not target.has("avx512bw") else []
+    return [_IN_ORDER] if sums_of_pairs(target, 1) > 1 and _registers(target) == 2 else []
 
 
-def pairs_added(target: Target, sums: Any, factor: int = 1) -> Any:
+def pairs_added(target: Target, sums: Any, times: int = 1) -> Any:
     """int32x16: the two int16 of each word of `sums` added, so many times."""
     count = _registers(target)
     lanes = LANES // count
-    return joined([_pmaddwd(part, _all(factor, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
+    return joined([_pmaddwd(part, _all(times, 2 * lanes, "int16"), lanes) for part in split(sums, count)])
 
 
 def _form(target: Target, wide: bool) -> Callable[[Any, int], Dot]:

@@ -12,16 +12,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, BlockFormat
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets.matrices import panel_linear, tile_linear, tiles
-from llmc.targets.matrices.block_sums import add_sums, first_total, start_of, step_of
+from llmc.targets.matrices.block_dots import add_dots, start_of
+from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
-from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
 from llmc.targets.rows.rounding import QUANTIZED
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, dots_any_bytes, f32, fma, held, i32, registers, splat
+from llmc.targets.vector import dots_any_bytes, f32, fma, i32, splat
 
 _MANY_ROWS = 6  # of a group: measured
 
@@ -155,8 +155,11 @@ def _add_block(
     def start(r: int, part: Any) -> Any:
         return start_of(reader.zero, totals[row + r, finer + part]) if format.whole else splat(i32(0))
 
+    groups = step // 4
     dots = [
-        _dots(reader, codes, part * (step // 4), step // 4, words, row, [start(r, part) for r in range(rows)])
+        add_dots(
+            reader.target, reader.top, codes, row, part * groups, groups, words, [start(r, part) for r in range(rows)]
+        )
         for part in parts
     ]
     for r in range(rows):
@@ -164,39 +167,6 @@ def _add_block(
         own_totals = None if offset is None else [totals[row + r, finer + part] for part in parts]
         sums = add_sums(get(acc, r), [get(dot, r) for dot in dots], own_scales, scale, offset, own_totals)
         put(acc, r, sums)
-
-
-def _dots(reader: Tile, codes: Any, first: Any, groups: int, words: Iterator[Any], row: Any, starts: list[Any]) -> Any:
-    """Integer dots of `groups` groups of four columns from group `first` on, and `starts`: one int32 register a row."""
-    rows = len(starts)
-    dots = registers((rows * TILE,), "int32")
-    for r, start in enumerate(starts):
-        put(dots, r, start)
-    target, top = reader.target, reader.top
-    run = sums_of_pairs(target, top)
-    if run > 1:
-        _add_pairs(target, dots, codes, first, groups, words, row, rows, run)
-        return dots
-    for group in range(groups):
-        word = next(words)
-        for r in range(rows):
-            put(dots, r, dot4(target, get(dots, r), word, codes[row + r, first + group], wide=top > 127))
-    return dots
-
-
-def _add_pairs(
-    target: Target, dots: Any, codes: Any, start: Any, groups: int, words: Iterator[Any], row: Any, rows: int, run: int
-) -> None:
-    """dots += what `_dots` is about, with sums of `run` groups in 16 bits before they are widened."""
-    for first in range(0, groups, run):
-        sums = zeros(rows, "int32")
-        for group in range(first, min(first + run, groups)):
-            word = next(words)
-            for r in range(rows):
-                x = held(splat(codes[row + r, start + group]), "int32")
-                put(sums, r, add_pairs(target, get(sums, r), word, x))
-        for r in range(rows):
-            put(dots, r, get(dots, r) + pairs_added(target, get(sums, r)))
 
 
 def _finish(reader: Tile, acc: Any, rows: int) -> Any:

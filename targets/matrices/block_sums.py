@@ -6,8 +6,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, MIDDLE, SUM_BLOCK, BlockFormat
-from llmc.targets.vector import fma, i32, splat
+from llmc.compiler.formats import BLOCK, SUM_BLOCK, BlockFormat
+from llmc.targets.vector import fma, splat
 
 
 def step_of(format: BlockFormat) -> int:
@@ -18,20 +18,6 @@ def step_of(format: BlockFormat) -> int:
 def first_total(format: BlockFormat, columns: int) -> int:
     """The column of a row's totals that the first step's is in: those of 16 columns come after those of 32."""
     return columns // BLOCK if step_of(format) == SUM_BLOCK else 0
-
-
-def start_of(zero: int, stored: Any) -> Any:
-    """int32x16: where a dot begins whose bytes stand for themselves less `zero`, from quantize_rows's start for 128."""
-    part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
-    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
-    if less:
-        start = T.shift_right(start, splat(i32(less)))
-    return start if zero == part else start * splat(i32(zero // part))
-
-
-def start_times(zero: int) -> int:
-    """How often dots may be taken to begin with starts as they are stored; scales are as much smaller, exactly."""
-    return MIDDLE // zero if zero & -zero == zero else 1
 
 
 def add_sums(

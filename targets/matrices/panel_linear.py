@@ -10,14 +10,14 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
-from llmc.targets.matrices.block_sums import start_of, start_times
+from llmc.compiler.formats import MIDDLE, BlockFormat
+from llmc.targets.matrices.block_dots import add_dots, start_of, start_times
 from llmc.targets.matrices.codes import Tile
-from llmc.targets.matrices.linear import Write, get, in_groups, put, zeros
+from llmc.targets.matrices.linear import Write, get, in_groups
 from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows
-from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
+from llmc.targets.narrow import sums_of_pairs
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, held, i32, lanes, registers, splat
+from llmc.targets.vector import i32, splat
 
 _ROWS = 5  # of a group: measured
 _HALF = 16  # what a half byte is below
@@ -44,15 +44,30 @@ def multiply(
     times = start_times(reader.zero) if format.whole and sums_of_pairs(target, top) > 1 else 1
     panel = Panel(reader, pieces, PANEL // len(pieces), times)
     rows = Rows(panel, left, start, count, target.knobs.row_block)
-    dots = _Dots(target, rows, top, times)
+
+    def start_at(row: Any, step: Any) -> Any:
+        if not format.whole:
+            return splat(i32(0))
+        stored = rows.total(row, step)
+        return splat(stored) if times > 1 else start_of(reader.zero, stored)
+
+    def dots(chunk: Any, at: Any, step: int, row: Any, several: int) -> Any:
+        if step == 0:
+            with T.If(row == 0), T.Then():  # the first rows ask for the next panel
+                reader.ask_for(chunk + panel.chunks)
+        first, groups = step * rows.step // 4, rows.step // 4
+        sums = [start_at(start + row + r, chunk * rows.steps + step) for r in range(several)]
+        for piece in range(len(pieces)):
+            found = add_dots(
+                target, top, left[0], start + row, chunk * WORDS + first, groups,
+                panel.held_words(at, first, groups, piece), sums, times * _HALF**piece,
+            )  # fmt: skip
+            sums = [get(found, r) for r in range(several)]
+        return found
 
     def add(first: Any, chunks: Any) -> None:
-        def ask(chunk: Any, row: Any) -> None:
-            with T.If(row == 0), T.Then():
-                reader.ask_for(chunk + panel.chunks)
-
         def group(row: Any, several: int) -> None:
-            rows.add(first, chunks, row, several, dots.of, ask)
+            rows.add(first, chunks, row, several, dots)
 
         in_groups(target, count, group, more=0, usual=_ROWS, fewest=target.knobs.panel_rows)
 
@@ -70,45 +85,3 @@ def _low(word: Any) -> Any:
 
 def _high(word: Any) -> Any:
     return _low(T.shift_right(word, splat(i32(4))))
-
-
-class _Dots:
-    """Integer dots of rows with a panel of bytes up to `top`, `times` as great as they are."""
-
-    def __init__(self, target: Target, rows: Rows, top: int, times: int) -> None:
-        self.target, self.rows, self.times = target, rows, times
-        self.run, self.wide = sums_of_pairs(target, top), top >= MIDDLE
-
-    def of(self, chunk: Any, at: Any, step: int, row: Any, rows: int) -> Any:
-        """`Dots` of panels.py."""
-        panel, left, words = self.rows.panel, self.rows.start + row, self.rows.step // 4
-        dots = registers((rows * TILE,), "int32")
-        for r in range(rows):
-            put(dots, r, self._start(chunk, step, left + r))
-        run, end = self.run if self.run > 1 else words, (step + 1) * words
-        for piece in range(len(panel.pieces)):
-            for first in range(step * words, end, run):
-                place, groups = panel.place(at, first, piece), min(run, end - first)
-                self._add(dots, left, chunk * WORDS + first, place, groups, rows, self.times * _HALF**piece)
-        return dots
-
-    def _start(self, chunk: Any, step: int, row: Any) -> Any:
-        if not self.rows.panel.format.whole:
-            return splat(i32(0))
-        stored = self.rows.total(row, chunk * self.rows.steps + step)
-        return splat(stored) if self.times > 1 else start_of(self.rows.panel.reader.zero, stored)
-
-    def _add(self, dots: Any, left: Any, word: Any, place: Any, groups: int, rows: int, times: int) -> None:
-        """dots += the products of groups of four columns, `word` on the left the first, so many times."""
-        codes, panel = self.rows.left[0], self.rows.panel
-        sums = dots if self.run == 1 else zeros(rows, "int32")
-        for group in range(groups):
-            weights = held(panel.words[lanes(place + group * TILE)], "int32")
-            for r in range(rows):
-                x = codes[left + r, word + group]
-                if self.run == 1:
-                    put(dots, r, dot4(self.target, get(dots, r), weights, x, self.wide))
-                else:
-                    put(sums, r, add_pairs(self.target, get(sums, r), weights, held(splat(x), "int32")))
-        for r in range(rows if self.run > 1 else 0):
-            put(dots, r, get(dots, r) + pairs_added(self.target, get(sums, r), times))

@@ -7,7 +7,7 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -58,6 +58,11 @@ class Panel:
         """Where a piece of four columns of the `at`-th chunk begins, sixteen words."""
         return ((piece * self.chunks + at) * WORDS + group) * TILE
 
+    def held_words(self, at: Any, first: int, groups: int, piece: int) -> Iterator[Any]:
+        """A piece of each of `groups` groups of four columns of the `at`-th chunk, from the first on."""
+        for group in range(first, first + groups):
+            yield held(self.words[lanes(self.place(at, group, piece))], "int32")
+
     def _table(self, at: Any, block: int) -> Any:
         return lanes((at * self.blocks + block) * TILE)
 
@@ -84,20 +89,13 @@ class Rows:
         with T.serial(0, count) as row:
             T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
 
-    def add(
-        self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots, before: Callable[[Any, Any], None] | None = None
-    ) -> None:
-        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums.
-
-        `before(chunk, row)` of the group is what is done before each chunk.
-        """
+    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
+        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
         acc = registers((rows * TILE,), "float32")
         for r in range(rows):
             put(acc, r, self.sums[lanes((row + r) * TILE)])
         together = self.panel.blocks if self.ahead else 1
         with T.serial(0, chunks) as at:
-            if before is not None:
-                before(first + at, row)
             for first_block in range(0, self.panel.blocks, together):
                 self._add_blocks(first + at, at, range(first_block, first_block + together), row, rows, dots, acc)
         for r in range(rows):

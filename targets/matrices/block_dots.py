@@ -1,0 +1,57 @@
+"""Integer dots of rows of int8 with words of weights, the same in every kernel of vectors that multiplies both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import MIDDLE, TILE
+from llmc.targets.matrices.linear import get, put, zeros
+from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
+from llmc.targets.target import Target
+from llmc.targets.vector import dot4, held, i32, registers, splat
+
+
+def start_of(zero: int, stored: Any) -> Any:
+    """int32x16: where a dot begins whose bytes stand for themselves less `zero`, from quantize_rows's start for 128."""
+    part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
+    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
+    if less:
+        start = T.shift_right(start, splat(i32(less)))
+    return start if zero == part else start * splat(i32(zero // part))
+
+
+def start_times(zero: int) -> int:
+    """How often dots may be taken to begin with starts as they are stored; scales are as much smaller, exactly."""
+    return MIDDLE // zero if zero & -zero == zero else 1
+
+
+def add_dots(
+    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: Iterator[Any], starts: list[Any],
+    times: int = 1,
+) -> Any:  # fmt: skip
+    """(rows * 16,) int32: `starts`, one int32x16 a row, plus dots of codes (M, words) of int8 with weights.
+
+    Of rows from `row` and groups of four columns from `first` on, `groups` of them. `words` has int32x16 of each group,
+    bytes up to `top`. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
+    """
+    dots = registers((len(starts) * TILE,), "int32")
+    for r, start in enumerate(starts):
+        put(dots, r, start)
+    run = sums_of_pairs(target, top)
+    assert times == 1 or run > 1
+    for begin in range(0, groups, run):
+        sums = dots if run == 1 else zeros(len(starts), "int32")
+        for group in range(begin, min(begin + run, groups)):
+            word = next(words)
+            for r in range(len(starts)):
+                x = codes[row + r, first + group]
+                if run == 1:
+                    put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
+                else:
+                    put(sums, r, add_pairs(target, get(sums, r), word, held(splat(x), "int32")))
+        for r in range(len(starts) if run > 1 else 0):
+            put(dots, r, get(dots, r) + pairs_added(target, get(sums, r), times))
+    return dots
