@@ -74,7 +74,7 @@ def sums_of_pairs(target: Target, top: int) -> int:
 def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
     """`byte_dot` before the pairs of a word are added: sums, each word two int16, + the products' (int32x16 all).
 
-    Activations are a word in all lanes; for a kernel that has `functions`.
+    Activations are a word in all lanes; for a part of a kernel that has `functions`.
     """
     count = _registers(target)
     lanes = LANES // count
@@ -96,9 +96,9 @@ define <8 x i32> @llmc_in_order(<8 x i32> %x) alwaysinline {
 """
 
 
-def functions(target: Target) -> list[str]:
-    """LLVM's text of what is called here."""
-    return [_IN_ORDER] if sums_of_pairs(target, 1) > 1 and _registers(target) == 2 else []
+def functions(target: Target, top: int) -> list[str]:
+    """LLVM's text of what is called here to sum products of weights up to `top`."""
+    return [_IN_ORDER] if sums_of_pairs(target, top) > 1 and _registers(target) == 2 else []
 
 
 def pairs_added(target: Target, sums: Any, times: int = 1) -> Any:

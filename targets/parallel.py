@@ -8,7 +8,6 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.narrow import functions
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, imported, registers
 
@@ -47,7 +46,7 @@ def forget_registers(target: Target) -> None:
 def _aligned(target: Target) -> Iterator[None]:
     """A function of its own, whose spilled registers are aligned."""
     wide = target.has("avx")
-    with imported(*[_ALIGNED] * wide, *functions(target)):
+    with imported(*[_ALIGNED] * wide):
         if wide:
             T.evaluate(T.call_extern("int32", "llmc_align_stack"))
         yield

@@ -19,9 +19,10 @@ from llmc.targets.matrices.block_dots import add_dots, start_of
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.narrow import functions
 from llmc.targets.rows.rounding import QUANTIZED
 from llmc.targets.target import Target
-from llmc.targets.vector import dots_any_bytes, f32, fma, i32, splat
+from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat
 
 _MANY_ROWS = 6  # of a group: measured
 
@@ -74,7 +75,7 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
             acc = zeros(rows, "float32")
             reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= target.knobs.few_rows)
             reader.begin()
-            with T.serial(0, columns // CHUNK) as chunk:
+            with imported(*functions(target, reader.top)), T.serial(0, columns // CHUNK) as chunk:
                 words = reader.values(chunk)
                 for block in range(CHUNK // format.block):
                     _add_block(reader, left, chunk, block, words, row, rows, acc)

@@ -15,9 +15,9 @@ from llmc.targets.matrices.block_dots import add_dots, start_of, start_times
 from llmc.targets.matrices.codes import Tile
 from llmc.targets.matrices.linear import Write, get, in_groups
 from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows
-from llmc.targets.narrow import sums_of_pairs
+from llmc.targets.narrow import functions, sums_of_pairs
 from llmc.targets.target import Target
-from llmc.targets.vector import i32, splat
+from llmc.targets.vector import i32, imported, splat
 
 _ROWS = 5  # of a group: measured
 _HALF = 16  # what a half byte is below
@@ -71,7 +71,8 @@ def multiply(
 
         in_groups(target, count, group, more=0, usual=_ROWS, fewest=target.knobs.panel_rows)
 
-    rows.through_panels(add)
+    with imported(*functions(target, top)):
+        rows.through_panels(add)
     rows.write(write)
 
 
