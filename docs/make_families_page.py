@@ -65,21 +65,23 @@ QUANTIZED = """
 
 What `quantization_config` of config.json (MLX: `quantization`) says of the weights. Codes are kept where a format has
 as many bits, the same kind of zero, and blocks that groups and rows are made of: rows and columns of a scale are a
-multiple of 32, of q6, q5, q4_b64 and int4_b64 of 64. Scales become float16; where it cannot hold them the folder is
+multiple of 32, of q6, q5, q4_b64, q4_0_b64, int4_b64 and nf4 of 64, of nvfp4 of 16.
+Scales become float16; where it cannot hold them the folder is
 refused, and `--quant` quantizes it again. All else is read as floats and becomes what is asked for (8-bit).
 What is said of activations is left out: llmc rounds them in its own way, or not. What is not here is refused by name.
 
 | Folder | What is read | Kept as | Read as floats |
 | --- | --- | --- | --- |
-| GPTQ | 2, 3, 4, 8 bits; `gptq` and `gptq_v2`; groups in order | 4 bits: int4_b32, int4_b64, with `sym` q4_0; \
-2, 3, 8 bits with `sym`: q2, q3, q8 | 2, 3, 8 bits without `sym` |
+| GPTQ | 2, 3, 4, 8 bits; `gptq` and `gptq_v2`; groups in order | 4 bits: int4_b32, int4_b64, with `sym` q4_0, \
+q4_0_b64; 2, 3, 8 bits with `sym`: q2, q3, q8 | 2, 3, 8 bits without `sym` |
 | AWQ | 4 bits, `gemm` | int4_b32, int4_b64 | |
 | MLX | `affine` of 2, 3, 4, 5, 6, 8 bits; `mxfp4`, `nvfp4`, `mxfp8`; each layer its own; experts in stacks | q2, q3, \
-q4 or q4_b64, q5_1 or q5, q6, q8_b32; mxfp4 | `nvfp4`, `mxfp8`; 6 bits in groups of 32 |
+q4 or q4_b64, q5_1 or q5, q6, q8_b32; mxfp4, nvfp4 | `mxfp8`; 6 bits in groups of 32 |
 | compressed-tensors | `pack-quantized` of 1 to 8 bits; `int-quantized`; `float-quantized` by tensor, row or block; \
-`mxfp4-pack-quantized`, `nvfp4-pack-quantized` | symmetric: q2, q3, q4_0, q5_0, q6, q8; 4 bits with zero points: \
-int4_b32, int4_b64; mxfp4 | 1 and 7 bits; zero points of other than 4 bits; 8-bit floats; NVFP4 |
-| bitsandbytes | NF4 and FP4, with nested scales or not; 8 bits | 8 bits: q8 | NF4, FP4 |
+`mxfp4-pack-quantized`, `nvfp4-pack-quantized` | symmetric: q2, q3, q4_0, q4_0_b64, q5_0, q6, q8; 4 bits with zero \
+points: int4_b32, int4_b64; mxfp4, nvfp4 | 1 and 7 bits; zero points of other than 4 bits; 8-bit floats |
+| bitsandbytes | NF4 and FP4, with nested scales or not; 8 bits | NF4: nf4, each value within 0.4 % of its \
+block's greatest (0.33 % of its size in the mean); 8 bits: q8 | FP4; NF4 where blocks do not fill rows |
 | FP8 (DeepSeek V3) | E4M3 in squares of 128 | | all |
 | MXFP4 (gpt-oss) | experts | mxfp4 | |
 """

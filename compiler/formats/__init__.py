@@ -10,13 +10,14 @@ from llmc.compiler.formats.activations import BLOCK, GROUP, MIDDLE, SUM_BLOCK, q
 from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize, join
 from llmc.compiler.formats.layout import decode, encode
 from llmc.compiler.formats.plain import TILE, PlainFormat, ceil_to, from_bf16, to_bf16
-from llmc.compiler.formats.table import FORMATS, OFFERED, Format
+from llmc.compiler.formats.table import FORMATS, NF4_ONE, OFFERED, Format
 
 __all__ = [
     "BLOCK",
     "FORMATS",
     "GROUP",
     "MIDDLE",
+    "NF4_ONE",
     "OFFERED",
     "SUM_BLOCK",
     "TILE",

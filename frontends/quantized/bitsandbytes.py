@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -22,16 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
+from llmc.compiler.formats import FORMATS, NF4_ONE, BlockFormat, Quantized, ceil_to
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.quantized.folded_tensor import FoldedTensor, misfits
-from llmc.frontends.quantized.grouped import GroupedTensor, Offset
+from llmc.frontends.quantized.grouped import GroupedTensor, Offset, half_of
 from llmc.frontends.quantized.packing import Parts, wrong_types
 from llmc.frontends.tensor import Floats, Tensor
 
+NF4 = "nf4"  # a format of ours too
 INT8_TOP = 127
 STATE = "quant_state.bitsandbytes__"
-KINDS = ("nf4", "fp4")
+KINDS = (NF4, "fp4")
 MAX_STATE = 1 << 12  # bytes of JSON
 MAX_BLOCK = 1 << 16
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -60,6 +63,20 @@ class Bnb4Tensor(FoldedTensor):
     nested_map: Tensor | None
     state: _State
 
+    @property
+    def kept(self) -> str | None:
+        """nf4 where blocks fill rows and the map is the one it has, by numbers off by 0.4 % of the greatest at most."""
+        whole = self.state.block % _nf4().block == 0 and self.shape[1] % self.state.block == 0
+        return NF4 if self.stored == NF4.upper() and whole and self._is_known else None
+
+    @cached_property
+    def _is_known(self) -> bool:
+        """Whether the map is that of our format."""
+        values, format = self.quant_map.read().astype(np.float64) * NF4_ONE, _nf4()
+        assert format.values is not None
+        with np.errstate(invalid="ignore"):  # what is no number is no whole number near
+            return bool((np.abs(values + int(format.offset) - format.values) <= 1 / 2).all())
+
     def _rows(self, start: int, stop: int) -> Floats:
         columns, block = self.shape[1], self.state.block
         first, last = start * columns, stop * columns
@@ -70,6 +87,19 @@ class Bnb4Tensor(FoldedTensor):
         if not np.isfinite(values).all():
             raise self._damaged()
         return values.reshape(stop - start, columns)
+
+    def _blocks(self) -> Quantized:
+        format = _nf4()
+        rows, columns = self.shape
+        codes = np.zeros((rows, ceil_to(columns, format.columns)), np.uint8)
+        codes[:, :columns] = self._codes(0, rows * columns).reshape(rows, columns)
+        scales = self._scales(0, rows * columns // self.state.block).reshape(rows, -1) / np.float32(NF4_ONE)
+        if not np.isfinite(scales).all():
+            raise self._damaged()
+        half = half_of(scales, f"{self.file.name}: {self.absmax.name}", "scale")
+        table = np.zeros((rows, codes.shape[1] // format.block), np.float16)
+        table[:, : columns // format.block] = np.repeat(half, self.state.block // format.block, axis=1)
+        return Quantized(codes, {"scale": table})
 
     def _codes(self, first: int, count: int) -> NDArray[np.uint8]:
         """So many codes from one on."""
@@ -109,6 +139,12 @@ class Bnb8Tensor(GroupedTensor):
 
     def _scales(self, start: int, stop: int) -> Floats:
         return self.greatest.read()[start:stop, None] / np.float32(INT8_TOP)
+
+
+def _nf4() -> BlockFormat:
+    format = FORMATS[NF4]
+    assert isinstance(format, BlockFormat)
+    return format
 
 
 @dataclass(frozen=True)

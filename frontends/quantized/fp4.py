@@ -26,8 +26,7 @@ from llmc.frontends.tensor import Floats, Tensor
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 HALVES = np.float32(0.5)  # what our formats count in
-MXFP4, NVFP4 = "mxfp4", "nvfp4"  # of which the first is a format of ours too
-BLOCKS = {MXFP4: 32, NVFP4: 16}  # columns that share a scale
+MXFP4, NVFP4 = "mxfp4", "nvfp4"  # formats of ours too
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
@@ -40,7 +39,7 @@ class Fp4Tensor(FoldedTensor):
 
     codes: Tensor
     scales: Tensor
-    format: str  # a key of BLOCKS
+    format: str  # of ours
     times: float = 1.0  # every scale
 
     @property
@@ -50,13 +49,13 @@ class Fp4Tensor(FoldedTensor):
 
     @property
     def kept(self) -> str | None:
-        """The format of the same codes, if there is one, with scales that float16 has or has nearly (`half_of`)."""
-        return self.format if self.format in FORMATS else None
+        """The format of the same codes; with scales that float16 has, or has nearly (`half_of`)."""
+        return self.format
 
     def _rows(self, start: int, stop: int) -> Floats:
         inner = int(np.prod(self.shape[1:-1]))
         codes, scales = self._parts(start * inner, stop * inner)
-        blocks = E2M1[codes].reshape(*scales.shape, BLOCKS[self.format])
+        blocks = E2M1[codes].reshape(*scales.shape, _format(self.format).block)
         with np.errstate(all="ignore"):
             values: Floats = (blocks * scales[..., None]).reshape(codes.shape)
         if not np.isfinite(values).all():
@@ -64,8 +63,7 @@ class Fp4Tensor(FoldedTensor):
         return values
 
     def _blocks(self) -> Quantized:
-        format = FORMATS[self.format]
-        assert isinstance(format, BlockFormat)
+        format = _format(self.format)
         rows = int(np.prod(self.shape[:-1]))
         codes, scales = self._parts(0, rows)
         width = ceil_to(codes.shape[1], format.columns)
@@ -92,6 +90,12 @@ def _bytes(tensor: Tensor, rows: int, start: int, stop: int) -> NDArray[np.uint8
     first = start // inner
     raw = tensor.raw_rows(first, -(-stop // inner))
     return raw.reshape(len(raw) * inner, tensor.nbytes // rows)[start - first * inner : stop - first * inner]
+
+
+def _format(name: str) -> BlockFormat:
+    format = FORMATS[name]
+    assert isinstance(format, BlockFormat)
+    return format
 
 
 def fp4_tensor(
@@ -141,7 +145,7 @@ def _fault(blocks: Tensor, scales: Tensor | None) -> str | None:
         return f"missing {_SCALES}"
     if wrong := {tensor.stored for tensor in (blocks, scales)} - {POWERS}:
         return f"stored as {', '.join(sorted(wrong))}, wanted {POWERS}"
-    half = BLOCKS[MXFP4] // 2
+    half = _format(MXFP4).block // 2
     if len(blocks.shape) != 4 or blocks.shape[-1] != half or 0 in blocks.shape:
         return f"{_BLOCKS} has shape {list(blocks.shape)}, wanted [experts, rows, blocks, {half}]"
     if scales.shape != blocks.shape[:-1]:

@@ -90,6 +90,10 @@ class Tile:
         per_record = self.format.columns // CHUNK
         return 0 if per_record == 1 else T.floormod(chunk, per_record) * per_chunk
 
+    def _block(self, chunk: Any, block: int) -> Any:
+        """Number of the chunk's block in its record."""
+        return self._inside(chunk, CHUNK // self.format.block) + block
+
     def codes(self, chunk: Any, unit: int) -> list[Any]:
         """Eight int32x16 words: the codes of each group of a unit (0, or 1 when a chunk has two).
 
@@ -146,7 +150,7 @@ class Tile:
             sub = held(self._bytes(index, signed=True))
             return sub * T.call_llvm_pure_intrin("llvm.fabs", sub, dtype="float32x16")
         if format.scale == "f16":
-            return self._halves(self._at(chunk, format.code_words + block * 8))
+            return self._halves(self._at(chunk, format.code_words + self._block(chunk, block) * 8))
         return self._supers(chunk) * self._sub(chunk, block, 0)
 
     def offset(self, chunk: Any, block: int, scale: Any) -> Any:
@@ -157,8 +161,8 @@ class Tile:
         if format.scale == "super":
             minimum = self._halves(self._super(chunk, 1)) * splat(f32(-1))
             return minimum * self._sub(chunk, block, 1)
-        blocks = CHUNK // format.block
-        stored = self._halves(self._at(chunk, format.code_words + (blocks + block) * 8))
+        blocks = format.columns // format.block
+        stored = self._halves(self._at(chunk, format.code_words + (blocks + self._block(chunk, block)) * 8))
         return stored if format.offset == "minimum" else scale * stored * splat(f32(-1))
 
     def row_scale(self) -> Any:
@@ -182,9 +186,8 @@ class Tile:
     def _sub(self, chunk: Any, block: int, which: int) -> Any:
         """float32x16 sub-scales (0) or sub-minima (1)."""
         format = self.format
-        per_chunk = CHUNK // format.block
         blocks = format.columns // format.block
-        number = self._inside(chunk, per_chunk) + block
+        number = self._block(chunk, block)
         if format.sub_bits == 4:
             index = self._at(chunk, format.code_words + number * 4)
             return self._bytes(index, signed=False, mask=15, shift=4 * which)

@@ -105,7 +105,7 @@ PACKINGS: dict[str, tuple[dict[str, Any], Callable[[Layer], Arrays], tuple[int, 
 
 def kept_as(kind: str, format: str) -> str:
     """The format that keeps a layer, given the one for stored zeros: where all are 8, none needs to be stored."""
-    return "q4_0" if kind == "gptq sym" else format
+    return {"int4_b32": "q4_0", "int4_b64": "q4_0_b64"}[format] if kind == "gptq sym" else format
 
 
 def config_of(kind: str, group: int) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -11,9 +14,12 @@ from llmc.compiler.formats import FORMATS, BlockFormat, encode
 from llmc.frontends.graph.build import build
 from llmc.frontends.source import Source
 
+sys.path.insert(0, str(Path(__file__).parent))
+from quantized_reading import check_values
+
 
 def meaning_logits(source: Source, ids: list[int]) -> np.ndarray:
-    """(n, V) logits; weights that are kept are those that `unpack` makes of them, which has to be `read`."""
+    """(n, V) logits; weights that are kept are as `unpack` makes them, which has to be what `read` gives."""
     spec = source.spec
     weights = []
     for tensor in source.tensors.values():
@@ -22,8 +28,8 @@ def meaning_logits(source: Source, ids: list[int]) -> np.ndarray:
             format = FORMATS[tensor.kept]
             assert isinstance(format, BlockFormat)
             packed = encode(format, tensor.read_quantized(), *tensor.shape)
-            np.testing.assert_array_equal(format.unpack(packed, *tensor.shape), values)
-            values = format.unpack(packed, *tensor.shape)
+            exact, values = values, format.unpack(packed, *tensor.shape)
+            check_values(values, exact, tensor.kept)
         weights.append(tvm.runtime.tensor(values))
     ops.register_meanings()
     machine = relax.VirtualMachine(relax.build(build(spec), tvm.target.Target("llvm")), tvm.cpu())

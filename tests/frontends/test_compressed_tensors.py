@@ -40,7 +40,7 @@ def ints(bits: int, group: int | None, zeros: bool = False) -> dict[str, Any]:
 # bits -> the formats for symmetric codes and blocks of 64 and of 32, and for zeros of their own
 KEPT: dict[int, tuple[str | None, str | None, str | None, str | None]] = {
     1: (None, None, None, None), 2: ("q2", "q2", None, None), 3: ("q3", "q3", None, None),
-    4: ("q4_0", "q4_0", "int4_b64", "int4_b32"), 5: ("q5_0", "q5_0", None, None), 6: ("q6", None, None, None),
+    4: ("q4_0_b64", "q4_0", "int4_b64", "int4_b32"), 5: ("q5_0", "q5_0", None, None), 6: ("q6", None, None, None),
     7: (None, None, None, None), 8: ("q8", "q8", None, None),
 }  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_a_scale_without_a_shape(tmp_path: Path) -> None:
     """That of a whole matrix is [1] or []."""
     packed = compressed_ints(5, 64, 4, None)
     parts = packed.named("a") | {"a.weight_scale": packed.tensors["weight_scale"].reshape(())}
-    check(fold(tmp_path / "t", config("pack-quantized", ints(4, None)), parts)["a.weight"], packed.values, "q4_0")
+    check(fold(tmp_path / "t", config("pack-quantized", ints(4, None)), parts)["a.weight"], packed.values, "q4_0_b64")
 
 
 def test_an_order_that_is_none(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ FOURS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("mxfp4", "mxfp4"), ("nvfp4", None)])
+@pytest.mark.parametrize(("kind", "kept"), [("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")])
 @pytest.mark.parametrize("columns", [32, 160])
 def test_four_bit_floats(kind: str, kept: str | None, columns: int, tmp_path: Path) -> None:
     packed = compressed_fp4(7, columns, kind, 0.25 if kind == "nvfp4" else 1.0)

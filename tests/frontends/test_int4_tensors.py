@@ -69,7 +69,7 @@ def test_kept_bit_for_bit(kind: str, columns: int, group: int, kept: str, tmp_pa
     assert isinstance(format, BlockFormat)
     quantized = tensor.read_quantized()
     np.testing.assert_array_equal(quantized.codes[:, :columns], layer.codes)
-    assert quantized.codes.shape == (24, ceil_to(columns, 64))
+    assert quantized.codes.shape == (24, ceil_to(columns, format.columns))
     whole = dequantize(format, quantized)
     np.testing.assert_array_equal(whole[:, :columns], values)
     assert not whole[:, columns:].any()

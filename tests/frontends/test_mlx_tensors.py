@@ -80,7 +80,7 @@ def test_scales_of_other_types(tmp_path: Path) -> None:
         small.read_quantized()
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("mxfp4", "mxfp4"), ("nvfp4", None), ("mxfp8", None)])
+@pytest.mark.parametrize(("mode", "kept"), [("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp8", None)])
 @pytest.mark.parametrize("columns", [32, 96, 128])
 def test_floats(mode: str, kept: str | None, columns: int, tmp_path: Path) -> None:
     """What stands beside the mode is not read: it has one size."""
@@ -128,7 +128,7 @@ def test_stacks_of_experts(stack: str, mode: str, tmp_path: Path) -> None:
     narrow = torch.randn(3, 4, 5)
     tensors = Packed(parts, experts[0].values).named(stack) | {"n.mlp.switch_mlp.up_proj.weight": narrow}
     found = fold(tmp_path / "t", config(3, 64, mode=mode), tensors)
-    kept = {"affine": "q3", "mxfp4": "mxfp4"}.get(mode)
+    kept = {"affine": "q3", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(mode)
     for number, expert in enumerate(experts):
         check(found.pop(STACKS[stack].format(number)), expert.values, kept)
     plain = [found.pop(f"n.mlp.experts.{number}.up_proj.weight").read() for number in range(3)]
