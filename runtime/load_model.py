@@ -14,7 +14,8 @@ from llmc.runtime.loading.bind import parts_of
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest, Variant
+from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
+from llmc.runtime.loading.package import Variant
 from llmc.runtime.loading.weights import map_weights
 from llmc.runtime.model import Model
 from llmc.runtime.runner import DEVICE_CHUNK, PREFILL_CHUNK, Runner
