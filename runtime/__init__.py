@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from llmc.runtime.errors import ArtifactError, LlmcError, RequestError
     from llmc.runtime.generate import Generation
     from llmc.runtime.graph import load_graph
+    from llmc.runtime.load_model import load
     from llmc.runtime.loading.artifact import inspect, verify
-    from llmc.runtime.model import Model, load
+    from llmc.runtime.model import Model
     from llmc.runtime.quality import Evaluation
 
 __all__ = [
@@ -48,7 +49,7 @@ _HOMES = {
     "RequestError": "llmc.runtime.errors",
     "StepResult": "llmc.runtime.engine.results",
     "inspect": "llmc.runtime.loading.artifact",
-    "load": "llmc.runtime.model",
+    "load": "llmc.runtime.load_model",
     "load_graph": "llmc.runtime.graph",
     "verify": "llmc.runtime.loading.artifact",
 }

@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.runtime.bound import bind
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.engine.streams import TextStream
-from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.errors import RequestError
 from llmc.runtime.generate import Generation, Options, Part
-from llmc.runtime.loading.artifact import Artifact, open_artifact
-from llmc.runtime.loading.bind import parts_of
-from llmc.runtime.loading.cpu import default_threads
-from llmc.runtime.loading.device_manifest import DeviceManifest
-from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest, Variant
-from llmc.runtime.loading.weights import map_weights
-from llmc.runtime.runner import DEVICE_CHUNK, PREFILL_CHUNK, Runner, as_ids
+from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.runner import Runner, as_ids
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.translator import Direction, direction
 
@@ -36,80 +27,7 @@ if TYPE_CHECKING:
 Prompt = str | SequenceOf[int]
 Message = Mapping[str, str]
 
-_MAX_THREADS = 1024
 _ENDLESS_TOKENS = 2**24  # of a prompt for a text without end: what is longer is taken for a mistake
-_CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
-
-
-def load(
-    path: str | os.PathLike[str],
-    threads: int | None = None,
-    cache_tokens: int | None = None,
-    verify: str = "auto",
-    progress: Progress | None = None,
-    prefill_chunk: int | None = None,
-    deterministic: bool = False,
-    policy: str = "fcfs",
-    preemption: str = "recompute",
-    most_running: int = 256,
-    keep_prefixes: bool = True,
-    prefill: str = "chunked",
-) -> Model:
-    """Load the artifact folder at `path`, after checking it.
-
-    threads: kernels run on this many; default, and at most, the CPUs this process may use. cache_tokens: tokens of all
-    sequences together that the KV cache holds; its memory is taken only as it fills, on a GPU at once. verify: "auto"
-    hashes the weights when they were not found intact before, "always" at every load. progress(stage, done, total) is
-    called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most; default 512, and
-    2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
-    policy, preemption, most_running, keep_prefixes, prefill: as `Engine` takes them.
-    Raises ArtifactError or RequestError.
-    """
-    most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
-    wanted = None if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
-    rows = None if prefill_chunk is None else _bounded("prefill_chunk", prefill_chunk, 2**20)
-    if verify not in ("auto", "always"):
-        raise RequestError(f"verify: got {verify!r}, wanted auto or always")
-    artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
-    manifest = artifact.manifest
-    workers = len(manifest.ranks) if isinstance(manifest, DeviceManifest) else 1
-    threads = max(1, most // workers) if wanted is None else wanted
-    if deterministic and manifest.invariance != "exact":
-        raise ArtifactError(
-            f"{artifact.folder}: deterministic: its kernels do not promise that a row's logits are the same whatever "
-            "else is in the step; load it without, or compile it again"
-        )
-    tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
-    give_back()  # reading a tokenizer takes much more memory than it keeps
-    template = _template(artifact)
-    tokens = None if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
-    weights = map_weights(artifact.path(manifest.weights), manifest.order)
-    front = _front(manifest)
-
-    def tokens_in(memory: int) -> int:
-        wanted = tokens or _default_cache(manifest, memory)
-        return wanted if front is None else front.tokens(wanted, asked=tokens is not None)
-
-    try:
-        pages, functions = bind(
-            artifact, weights, threads, tokens_in, None if front is None else front.collectives, progress
-        )
-    except BaseException:
-        if front is not None:
-            front.give_up()
-        raise
-    if front is not None:
-        functions = front.leading(pages, functions)
-    runner = Runner(
-        functions["step"], pages, manifest.vocab, manifest.context, rows or _chunk(artifact.variant),
-        encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
-        parts=parts_of(manifest, functions), stages=1 if front is None else front.stages,
-    )  # fmt: skip
-    return Model(
-        manifest, runner, tokenizer, template,
-        policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
-        front=front,
-    )  # fmt: skip
 
 
 class Model:
@@ -398,44 +316,3 @@ def _lead(manifest: Manifest) -> tuple[int, ...]:
 def _place(manifest: Manifest, index: int) -> str:
     """Which of several texts an error is about."""
     return f"text {index + 1}: " if manifest.task == "translate" else ""
-
-
-def _bounded(name: str, value: object, most: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= int(value) <= most:
-        raise RequestError(f"{name}: wanted a whole number in 1..{most}")
-    return int(value)
-
-
-def _front(manifest: Manifest) -> Front | None:
-    """Of an artifact for several devices, what leads the other workers."""
-    if not isinstance(manifest, DeviceManifest):
-        return None
-    from llmc.runtime.workers.front import Front  # with MPI
-
-    return Front(manifest)
-
-
-def _template(artifact: Artifact[Manifest]) -> str | None:
-    name = artifact.manifest.chat_template
-    if name is None:
-        return None
-    try:
-        return artifact.read(name).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"{artifact.path(name)}: not UTF-8 at byte {error.start}") from error
-
-
-def _chunk(variant: Variant) -> int:
-    """Rows of one step, where nobody says how many."""
-    return PREFILL_CHUNK if variant.device is None else DEVICE_CHUNK
-
-
-def _default_cache(manifest: Manifest, memory: int) -> int:
-    """Tokens of a cache for several full sequences, and their sources, in so many bytes at most.
-
-    The texts of a model that is an encoder alone leave after their step, and each holds whole pages.
-    """
-    if manifest.task not in ("generate", "translate"):
-        return manifest.context + PREFILL_CHUNK * PAGE_TOKENS
-    wanted = _CACHED_CONTEXTS * manifest.context * (2 if manifest.task == "translate" else 1)
-    return max(1, min(wanted, memory // manifest.kv.token_bytes))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from llmc.compiler.driver.original import Original
 from llmc.compiler.driver.probe import Probe
-from llmc.runtime.model import Model, load
+from llmc.runtime.load_model import load
+from llmc.runtime.model import Model
 from llmc.runtime.quality import score_rows
 from llmc.runtime.runner import Feed, Output, Runner
 

@@ -32,7 +32,7 @@ from llmc.runtime.cache.pages import PagePool, Sequence, first_seen, pages_for
 from llmc.runtime.cache.swap import Copy, copy_out, put_back
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.loading import schema
-from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest, listed
+from llmc.runtime.loading.manifest import PAGE_TOKENS, Manifest
 
 FORMAT = "1"  # the layout that this runtime writes and reads
 _MAX_INT32 = 2**31 - 1
@@ -94,7 +94,7 @@ def load_session(path: str | os.PathLike[str], pool: PagePool, manifest: Manifes
     if copy.length > len(ids) or np.any((ids < 0) | (ids >= manifest.vocab)):
         problems.append(f"tokens: {len(ids)} for {copy.length} slots, all of them below {manifest.vocab} wanted")
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; save the session again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; save the session again")
     sequence = pool.new_sequence()
     put_back(pool, sequence, copy)
     return Session(sequence, ids.tolist(), about["note"])
@@ -131,7 +131,7 @@ def _read(path: Path, pool: PagePool, manifest: Manifest) -> tuple[dict[str, str
         raise ArtifactError(f"{path}: damaged, or no session: {str(error).splitlines()[0][:200]}") from error
     problems = _METADATA(about, "metadata")
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; save the session again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; save the session again")
     if _digest({key: value for key, value in about.items() if key != "sha256"}, tensors) != about["sha256"]:
         raise ArtifactError(f"{path}: damaged: its SHA-256 is not the one it states; save the session again")
     return about, tensors
@@ -174,11 +174,11 @@ def _tensors(path: Path, file: Any, pool: PagePool) -> Tensors:
         if shape != wanted:
             problems.append(f"{name}: got shape {shape}, wanted {wanted}")
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; save the session again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; save the session again")
     found |= {name: file.get_tensor(name) for name in large}
     problems = [name for name, (layer, _) in large.items() if found[name].dtype != pool.layers[layer].dtype]
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}: not of the pool's dtype; save the session again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}: not of the pool's dtype; save the session again")
     return found
 
 

@@ -1,34 +1,31 @@
 """The engine: queries in, results out, many at once through one compiled step.
 
-Who has the turn (turns.py) runs a step, and nobody else touches queries, sequences or pages: others leave a wish in
-the inbox, whose reading begins every turn. A step is planned (scheduler.py), run (step.py), and its effects are made
-in one place (advance.py). Where the layers are in several stages, as many steps are under way, and a turn ends the one
-that was begun first. Locks are taken in this order: the turn, the runner's lock, the pool's lock.
+Who has the turn (turns.py) runs a step (queries.py), and nobody else touches queries, sequences or pages: others leave
+a wish in the inbox, whose reading begins every turn. Locks are taken in this order: the turn, the runner's lock, the
+pool's lock.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.decoding.options import Options
-from llmc.runtime.engine.advance import advance, say
 from llmc.runtime.engine.intake import Intake
 from llmc.runtime.engine.layered import LayeredScheduler
 from llmc.runtime.engine.policies import POLICIES
+from llmc.runtime.engine.queries import Queries
 from llmc.runtime.engine.query import Query
 from llmc.runtime.engine.results import Stats, StepResult
 from llmc.runtime.engine.room import Room
 from llmc.runtime.engine.scheduler import Scheduler, step_rows
-from llmc.runtime.engine.step import Stepper, Work
 from llmc.runtime.engine.streams import AsyncTextStream, Results, TextStream
 from llmc.runtime.engine.turns import Turns
-from llmc.runtime.errors import LlmcError, RequestError
+from llmc.runtime.errors import RequestError
 from llmc.runtime.loading.one_thread import OneThread
 from llmc.runtime.runner import Ids, Runner
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -76,20 +73,15 @@ class Engine:
             raise RequestError(f"most_running: got {most_running}, wanted at least 1")
         self.runner = runner
         self.tree = PrefixTree(runner.pool) if keep_prefixes else None
-        self._tokenizer = tokenizer
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
-        self._policy = POLICIES[policy]()
         self._room = Room(runner, self.tree, preemption == "swap")
-        self._scheduler = _PREFILLS[prefill](self._room, self._policy, step_rows(runner), most_running)
-        self._stepper = Stepper(runner, self._scheduler)
-        self._under_way: deque[Work] = deque()
+        order = POLICIES[policy]()
+        self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running)
+        self._queries = Queries(self._room, order, self._scheduler, tokenizer)
         self._turns = Turns()
         self._thread = OneThread()  # not the runner's: that one's calls wait for no lock, so a turn may wait for it
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count(1)
-        self._queries: dict[int, Query] = {}
-        self._fresh: dict[int, Query] = {}  # queries that nobody follows, with results for `infer`
-        self._tokens = 0
         self._idle_at = -1  # wishes there had been when a step found nothing to do
         self._closed = False
         self._beside: ThreadPoolExecutor | None = None
@@ -124,8 +116,8 @@ class Engine:
         finally:
             self._give_turn()
         results = []
-        for id_ in list(self._fresh):
-            query = self._fresh.pop(id_, None)
+        for id_ in list(self._queries.fresh):
+            query = self._queries.fresh.pop(id_, None)
             while query is not None and not query.followed and query.outbox:
                 results.append(query.outbox.popleft())
         return results
@@ -138,7 +130,7 @@ class Engine:
         """
         choices: list[tuple[Query, Choice, bool]] = []
         for id_, (token, ends) in chosen.items():
-            query = self._queries.get(id_)
+            query = self._queries.open.get(id_)
             row = None if query is None else query.answers[0].row
             if query is None or row is None or not query.awaits_commit:
                 raise RequestError(f"query {id_}: it does not wait for a token")
@@ -147,13 +139,13 @@ class Engine:
             choices.append((query, chooser.of(row, token), ends))
         for query, choice, ends in choices:
             query.awaits_commit = False
-            self._wish(lambda query=query, choice=choice, ends=ends: self._commit(query, choice, ends))  # type: ignore[misc]
+            self._wish(lambda query=query, choice=choice, ends=ends: self._queries.commit(query, choice, ends))  # type: ignore[misc]
 
     def cancel(self, query: int) -> None:
         """End a query: its pages go back before the next step at the latest. No effect on one that has ended."""
-        found = self._queries.get(query)
+        found = self._queries.open.get(query)
         if found is not None:
-            self._wish(lambda: self._cancel(found))
+            self._wish(lambda: self._queries.cancel(found))
 
     def follow(self, queries: Iterable[int]) -> Results:
         """Results of these queries until all have ended, running steps where nobody else does.
@@ -176,16 +168,17 @@ class Engine:
     @property
     def query_count(self) -> int:
         """Queries that have not ended, or whose end `infer` has not told yet."""
-        return len(self._queries) + sum(query not in self._queries for query in list(self._fresh))
+        queries = self._queries
+        return len(queries.open) + sum(query not in queries.open for query in list(queries.fresh))
 
     @property
     def stats(self) -> Stats:
         """How it stands."""
-        pool, scheduler = self.runner.pool, self._scheduler
+        pool, scheduler, queries = self.runner.pool, self._scheduler, self._queries
         return Stats(
-            running=len(scheduler.running), waiting=len(self._queries) - len(scheduler.running), pages=pool.num_pages,
+            running=len(scheduler.running), waiting=len(queries.open) - len(scheduler.running), pages=pool.num_pages,
             pages_free=pool.free_pages, pages_kept=0 if self.tree is None else self.tree.kept_pages,
-            steps=self._stepper.steps, rows=self._stepper.rows, tokens=self._tokens, hit_tokens=self._room.hits,
+            steps=queries.stepper.steps, rows=queries.stepper.rows, tokens=queries.tokens, hit_tokens=self._room.hits,
             preempted=scheduler.preempted,
         )  # fmt: skip
 
@@ -197,7 +190,7 @@ class Engine:
     def close(self) -> None:
         """End all queries, keep no page, and take no more queries."""
         self._closed = True
-        for query in list(self._queries):
+        for query in list(self._queries.open):
             self.cancel(query)
         if self.tree is not None:
             self.tree.close()
@@ -245,22 +238,17 @@ class Engine:
     def _add(self, query: Query) -> int:
         if self._closed:
             raise RequestError("the engine is closed")
-        self._queries[query.id] = query
-        self._inbox.append(lambda: self._schedule(query))
+        self._queries.open[query.id] = query
+        self._inbox.append(lambda: self._queries.schedule(query))
         self._turns.wake()
         return query.id
 
-    def _schedule(self, query: Query) -> None:
-        """Take a new query in, unless it has ended since it was asked: a fault of the engine ends all there are."""
-        if query.state != "ended":
-            self._scheduler.add(query)
-
     def _followed(self, id_: int) -> Query:
-        query = self._queries.get(id_) or self._fresh.get(id_)
+        query = self._queries.open.get(id_) or self._queries.fresh.get(id_)
         if query is None:
             raise RequestError(f"query {id_}: there is none, or it has ended and was told about")
         query.followed = True
-        self._fresh.pop(id_, None)
+        self._queries.fresh.pop(id_, None)
         return query
 
     def _wish(self, wish: Callable[[], None]) -> None:
@@ -291,117 +279,7 @@ class Engine:
         """Run a step; whether there was one. Only who has the turn calls it."""
         calls = self._turns.calls
         self._read_inbox()
-        try:
-            begun = self._begin()
-            if self._under_way:
-                self._settle()
-            elif not begun:
-                self._idle_at = calls
-                return False
-        except Exception as error:  # a fault of the engine itself must leave nobody waiting
-            self._under_way.clear()
-            for query in list(self._queries.values()):
-                self._fail(query, error)
-        except BaseException:
-            self._recover()
-            raise
-        return True
-
-    def _begin(self) -> bool:
-        """Have as many steps under way as there are stages, if there are queries for them; whether there were any."""
-        any_plan = False
-        while len(self._under_way) < self.runner.stages:
-            plan = self._scheduler.plan()
-            any_plan = any_plan or bool(plan.failed or plan.queries)
-            for query, error in plan.failed.items():
-                self._fail(query, error)
-            if not plan.queries:
-                break
-            work = Work(plan)
-            self._under_way.append(work)
-            self._stepper.begin(work, self._fail)
-        return any_plan
-
-    def _settle(self) -> None:
-        """End the step that was begun first."""
-        work = self._under_way[0]
-        self._stepper.end(work)
-        read = Counter[Query]()  # tokens of prompts
-        for portion in work.plan.portions:
-            if portion.arrives and portion.rows > 1:
-                read[portion.query] += portion.rows
-        for query in work.plan.queries:
-            if query.state == "running":
-                self._advance(query, read[query])
-        self._under_way.popleft()
-        self._stepper.tidy(idle=not self._queries)
-
-    def _advance(self, query: Query, read: int) -> None:
-        """Make the effects of a step on one query."""
-        try:
-            results = advance(query, self._room, self._tokenizer.stream)
-        except Exception as error:  # the choice of a token may fail; others have nothing to do with it
-            self._fail(query, error)
-            return
-        said = sum(result.choice is not None for result in results)
-        self._policy.charge(query, read, said)
-        if read:
-            self._room.keep(query)
-        self._tell(query, results)
-
-    def _commit(self, query: Query, choice: Choice, ends: bool) -> None:
-        (answer,) = query.answers
-        if query.state != "ended" and answer.row is not None:  # nobody else was faster
-            self._tell(query, [say(query, answer, choice, ends, self._room)])
-
-    def _fail(self, query: Query, error: Exception) -> None:
-        """End a query that cannot go on."""
-        if query.state != "ended":
-            query.error = error if isinstance(error, LlmcError) else _failure(error)
-            self._end(query, "error", StepResult(query.id, error=str(query.error)))
-
-    def _cancel(self, query: Query) -> None:
-        if query.state != "ended":
-            self._end(query, "cancelled", StepResult(query.id) if query.followed else None)
-
-    def _tell(self, query: Query, results: list[StepResult]) -> None:
-        """Hand results out; with its last answer a query ends."""
-        self._tokens += sum(result.choice is not None for result in results)
-        ended = results and not query.going
-        for result in results[:-1] if ended else results:
-            self._deliver(query, result)
-        if ended:
-            self._end(query, "", results[-1])
-
-    def _end(self, query: Query, reason: str, last: StepResult | None) -> None:
-        """End a query, for this reason where its answers have none of their own, and tell it with a last result."""
-        for answer in query.going:
-            answer.pieces.append(answer.finish(reason))
-        self._room.drop(query)
-        self._scheduler.remove(query)
-        query.state = "ended"
-        if last is not None:
-            self._deliver(query, replace(last, done=query.result()))
-        self._queries.pop(query.id, None)
-
-    def _deliver(self, query: Query, result: StepResult) -> None:
-        query.outbox.append(result)
-        if not query.followed:
-            self._fresh[query.id] = query
-
-    def _recover(self) -> None:
-        """After Ctrl-C within a step: what is under way is read again, or ends if a token was half said."""
-        queries = [query for work in self._under_way for query in work.plan.queries]
-        self._under_way.clear()
-        for query in queries:
-            if query.torn:
-                self._fail(query, LlmcError("it was interrupted in the middle of a token"))
-            elif query.state == "running":
-                self._scheduler.send_back(query)
-
-
-def _failure(error: Exception) -> LlmcError:
-    """What to tell of an error that is nobody's request, with the error as its cause."""
-    failure = LlmcError(f"the step failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    failure.__cause__ = error
-    return failure
+        worked = self._queries.step()
+        if not worked:
+            self._idle_at = calls
+        return worked

@@ -32,7 +32,8 @@ from llmc.runtime.loading.device_manifest import (
     variants_besides,
 )
 from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.manifest import DEVICES, MANIFEST, Manifest, Package, Variant, read_manifest
+from llmc.runtime.loading.manifest import Manifest, read_manifest
+from llmc.runtime.loading.package import DEVICES, MANIFEST, Package, Variant
 
 P = TypeVar("P", bound=Package)
 

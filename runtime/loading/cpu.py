@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import cuda
-from llmc.runtime.loading.manifest import Package, Variant
+from llmc.runtime.loading.package import Package, Variant
 
 _CPUINFO = Path("/proc/cpuinfo")
 _ARCH_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError
-from llmc.runtime.loading.manifest import Device
+from llmc.runtime.loading.package import Device
 
 _DRIVER = "libcuda.so.1"
 _CUDART = "libcudart.so.13"  # what libtvm_runtime_cuda.so is linked with

@@ -9,18 +9,14 @@ from typing import Any
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
-from llmc.runtime.loading.manifest import (
+from llmc.runtime.loading.manifest import KvGroup, KvLayout, Manifest, model_manifest
+from llmc.runtime.loading.package import (
     DEVICES,
     MANIFEST,
     VARIANTS,
     WEIGHTS,
-    KvGroup,
-    KvLayout,
-    Manifest,
     Variant,
-    listed,
     loaded_fields,
-    model_manifest,
     package_problems,
     read_document,
 )
@@ -135,7 +131,7 @@ def read_device_manifest(folder: Path, place: tuple[int, int] | None = None) -> 
     whole = model_manifest(path, {key: value for key, value in raw.items() if key != DEVICES})
     problems = _SCHEMA(raw[DEVICES], f"manifest.{DEVICES}") or _contradictions(whole, raw)
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; compile the model again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; compile the model again")
     entries = raw[DEVICES]["ranks"]
     rank, size = place or (0, len(entries))
     if size != len(entries):

@@ -9,17 +9,16 @@ from typing import Any
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
 from llmc.runtime.loading.device_manifest import read_device_manifest
-from llmc.runtime.loading.manifest import (
+from llmc.runtime.loading.manifest import read_manifest
+from llmc.runtime.loading.package import (
     DEVICES,
     GRAPH,
     MANIFEST,
     PACKAGE,
     Package,
-    listed,
     package_fields,
     package_problems,
     read_document,
-    read_manifest,
 )
 
 DTYPES = (
@@ -93,14 +92,14 @@ def read_graph_manifest(folder: Path) -> GraphManifest:
         raise ArtifactError(f"{folder}: a model of text, not a graph; give it a prompt, not arrays")
     problems = _SCHEMA(raw, "manifest")
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; compile the graph again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; compile the graph again")
     conditions = tuple(Condition(**entry) for entry in raw["conditions"])
     manifest = GraphManifest(
         **package_fields(raw), inputs=_ports(raw["inputs"]), outputs=_ports(raw["outputs"]), conditions=conditions
     )
     problems = package_problems(manifest, []) + _contradictions(manifest)
     if problems:
-        raise ArtifactError(f"{path}: {listed(problems)}; compile the graph again")
+        raise ArtifactError(f"{path}: {schema.listed(problems)}; compile the graph again")
     return manifest
 
 

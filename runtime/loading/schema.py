@@ -12,6 +12,7 @@ from typing import Any
 Check = Callable[[Any, str], list[str]]
 
 _SHOWN = 60  # characters of a wrong value that an error quotes
+_MAX_LISTED = 5  # problems an error names before it counts the rest
 
 
 def parse_json(data: bytes) -> Any:
@@ -141,3 +142,9 @@ def record(**fields: Check) -> Check:
         return problems
 
     return check
+
+
+def listed(problems: list[str]) -> str:
+    """The first problems, and how many more."""
+    more = len(problems) - _MAX_LISTED
+    return "; ".join(problems[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")

@@ -1,6 +1,6 @@
 // The manifest of an artifact: what is in the folder and how to run it. Reading it never runs anything.
 //
-// Its layout is docs/artifact.md; runtime/loading/manifest.py is the same in Python.
+// Its layout is docs/artifact.md; runtime/loading/package.py and manifest.py are the same in Python.
 
 #pragma once
 

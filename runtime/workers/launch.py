@@ -16,7 +16,7 @@ from typing import Any
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading.device_manifest import read_device_manifest
-from llmc.runtime.loading.manifest import DEVICES, read_document
+from llmc.runtime.loading.package import DEVICES, read_document
 from llmc.runtime.workers.member import ADDRESS
 from llmc.runtime.workers.pass_on import PassOn, feed
 from llmc.runtime.workers.roll import Roll, started

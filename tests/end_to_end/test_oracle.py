@@ -38,7 +38,7 @@ def artifact(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tm
 
 
 def engine_of(model: Model, schedules: ModuleType, **settings: Any) -> Engine:
-    return Engine(model.runner, model.engine._tokenizer, schedules.EOS, **settings)
+    return Engine(model.runner, model.engine._intake.tokenizer, schedules.EOS, **settings)
 
 
 def test_a_query_says_what_it_says_alone(artifact: str, schedules: ModuleType) -> None:

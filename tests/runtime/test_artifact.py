@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from llmc.runtime.errors import ArtifactError
+from llmc.runtime.load_model import load
 from llmc.runtime.loading import cpu, integrity, library
 from llmc.runtime.loading.artifact import inspect, open_artifact, verify
-from llmc.runtime.loading.manifest import FORMAT, KvGroup
-from llmc.runtime.model import load
+from llmc.runtime.loading.manifest import KvGroup
+from llmc.runtime.loading.package import FORMAT
 
 Reseal = Callable[[Path, dict[str, Any]], None]
 

@@ -16,7 +16,7 @@ import pytest
 from llmc.runtime import ArtifactError
 from llmc.runtime.loading import cuda
 from llmc.runtime.loading.artifact import inspect, open_artifact
-from llmc.runtime.loading.manifest import Device
+from llmc.runtime.loading.package import Device
 
 SM_86 = Device("cuda", "sm_86", "lib/libtvm_runtime_cuda.so")
 

@@ -86,7 +86,7 @@ def test_an_event_loop_waits_for_a_commit_without_turning(make_engine: MakeEngin
         pieces = asyncio.create_task(_joined(stream))
         for token in (33, 34, 35):
             drives = 0
-            while not engine._queries[query].awaits_commit:
+            while not engine._queries.open[query].awaits_commit:
                 await asyncio.sleep(0.001)
                 drives += 1
                 assert drives < 2000
@@ -94,7 +94,7 @@ def test_an_event_loop_waits_for_a_commit_without_turning(make_engine: MakeEngin
             engine.commit({query: (token, False)})
         return await pieces
 
-    assert asyncio.run(commits()) == engine._tokenizer.decode([33, 34, 35])
+    assert asyncio.run(commits()) == engine._intake.tokenizer.decode([33, 34, 35])
     assert len(calls) == 3
     assert empty(engine)
 
@@ -147,7 +147,7 @@ def test_a_follower_waits_for_another_thread_s_commit(make_engine: MakeEngine) -
     follower = threading.Thread(target=lambda: list(stream))
     follower.start()
     for token in (33, 34):
-        while not engine._queries[query].awaits_commit:
+        while not engine._queries.open[query].awaits_commit:
             pass
         engine.commit({query: (token, False)})
     follower.join(timeout=60)

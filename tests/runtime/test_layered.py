@@ -164,7 +164,7 @@ def test_wishes_that_cannot_be_met_are_refused(make_runner: MakeRunner, make_eng
         make_engine(settings={"prefill": "fast"})
     runner = make_runner()
     runner.parts = None
-    tokenizer = make_engine()._tokenizer
+    tokenizer = make_engine()._intake.tokenizer
     with pytest.raises(RequestError, match="--layer-groups"):
         Engine(runner, tokenizer, prefill="layered")
     assert isinstance(make_engine(settings={"prefill": "layered"})._scheduler, LayeredScheduler)

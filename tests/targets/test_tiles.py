@@ -16,7 +16,7 @@ import pytest
 from llmc.compiler import meaning
 from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
-from llmc.runtime.loading.manifest import Variant
+from llmc.runtime.loading.package import Variant
 from llmc.targets import target as targets
 from llmc.targets.matrices.panels import PANEL
 

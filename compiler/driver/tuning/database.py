@@ -15,7 +15,6 @@ from typing import Any
 
 from llmc.compiler.errors import LlmcError
 from llmc.runtime.loading import schema
-from llmc.runtime.loading.manifest import listed
 from llmc.targets.knobs import CANDIDATES, Knobs
 
 FORMAT = 1
@@ -118,7 +117,7 @@ def read_database(path: Path) -> Database:
         raise LlmcError(f"{path}: format {version} was made by a newer llmc; this one reads format {FORMAT}")
     problems = _SCHEMA(raw, "database")
     if problems:
-        raise LlmcError(f"{path}: not a database of llmc tune: {listed(problems)}")
+        raise LlmcError(f"{path}: not a database of llmc tune: {schema.listed(problems)}")
     return Database({key: _section(section) for key, section in raw["targets"].items()})
 
 

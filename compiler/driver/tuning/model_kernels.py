@@ -16,7 +16,8 @@ from llmc.compiler.driver.request import Request, read_spec
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import from_dict
 from llmc.frontends.source import open_model
-from llmc.runtime.loading.manifest import MANIFEST, read_manifest
+from llmc.runtime.loading.manifest import read_manifest
+from llmc.runtime.loading.package import MANIFEST
 from llmc.targets.knobs import CANDIDATES, Knobs, Watched
 from llmc.targets.lower import KernelCall, kernel_calls, make_kernel
 from llmc.targets.target import Target
