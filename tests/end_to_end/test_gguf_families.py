@@ -19,6 +19,8 @@ from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
 from reference import saved_reference
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 
 def test_every_architecture_has_a_case() -> None:
     tested = {kind for kind, _, _ in (*CASES.values(), *TRANSLATORS.values())} | set(ENCODERS.values())
