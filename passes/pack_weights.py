@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import FORMATS, GROUP, BlockFormat
+from llmc.compiler.formats import FORMATS, GROUP, block_format
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.fuse_linears import Choose
 from llmc.passes.matrices import MULTIPLYING, sources
@@ -71,8 +71,7 @@ class _Pack(relax.PyExprMutator):
         if activation == "bf16":
             return ops.call(f"bf16_{name}", [self._rounded("round_rows", x), *rest], attrs)
         if activation == "i8" and not self.exact:
-            format = FORMATS[str(attrs["format"])]
-            assert isinstance(format, BlockFormat), format.name
+            format = block_format(str(attrs["format"]))
             left = [self._rounded("quantize_rows", x, part) for part in format.left(range(4))]
             return ops.call(f"i8_{name}", [*left, *rest], attrs)
         return ops.call(f"packed_{name}", [x, *rest], attrs)

@@ -20,7 +20,7 @@ from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.recipe import ROUTER, Recipe
 from llmc.compiler.driver.sources import Gram, ModelSources
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
+from llmc.compiler.formats import FORMATS, block_format, dequantize
 from llmc.compiler.spec import weight_count
 from llmc.compiler.spec.tensors import is_router
 from llmc.passes.matrices import Matrix
@@ -82,8 +82,7 @@ class _Trial:
 
     def loss(self, matrix: Matrix) -> float:
         """Mean divergence with this matrix alone in the trial format."""
-        format = FORMATS[TRIAL]
-        assert isinstance(format, BlockFormat)
+        format = block_format(TRIAL)
         rounded = dequantize(format, format.quantize(self.source.stacked(matrix.sources)))[:, : matrix.columns]
         with self.probe.replaced(matrix, rounded):
             lost = [
@@ -101,8 +100,7 @@ def _choices(source: ModelSources, matrix: Matrix, trial_loss: float, grams: Map
     importance = None if gram is None else np.ascontiguousarray(gram.diagonal())
 
     def error(name: str) -> float:
-        format = FORMATS[name]
-        assert isinstance(format, BlockFormat)
+        format = block_format(name)
         difference = dequantize(format, format.quantize(rows, importance))[:, : matrix.columns] - rows
         return float((difference**2 * (1 if importance is None else importance)).sum())
 

@@ -10,7 +10,7 @@ from llmc.compiler.formats.activations import BLOCK, GROUP, MIDDLE, SUM_BLOCK, q
 from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize, join
 from llmc.compiler.formats.layout import decode, encode
 from llmc.compiler.formats.plain import TILE, PlainFormat, ceil_to, from_bf16, to_bf16
-from llmc.compiler.formats.table import FORMATS, NF4_ONE, OFFERED, Format
+from llmc.compiler.formats.table import FORMATS, NF4_ONE, OFFERED, Format, block_format
 
 __all__ = [
     "BLOCK",
@@ -25,6 +25,7 @@ __all__ = [
     "Format",
     "PlainFormat",
     "Quantized",
+    "block_format",
     "ceil_to",
     "decode",
     "dequantize",

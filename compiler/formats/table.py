@@ -92,3 +92,10 @@ _KEPT = (
 _PLAIN: tuple[Format, ...] = (F32_FORMAT, BF16_FORMAT)
 FORMATS: dict[str, Format] = {format.name: format for format in (*_PLAIN, *_SEED, *_OURS, *_KEPT)}
 OFFERED = tuple(format.name for format in (*_PLAIN, *_SEED, *_OURS))  # what floats can be packed into
+
+
+def block_format(name: str) -> BlockFormat:
+    """The format of this name, one of codes in blocks."""
+    format = FORMATS[name]
+    assert isinstance(format, BlockFormat), name
+    return format

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to
+from llmc.compiler.formats import BlockFormat, Quantized, block_format, ceil_to
 from llmc.frontends.gguf import block_types, grid_types
 from llmc.frontends.gguf.block_types import U8, Blocks, Tables
 
@@ -27,8 +27,7 @@ def read_blocks(raw: U8, stored: str) -> Quantized:
     Scales are as stored: NaN and infinity are for the caller to refuse.
     """
     name, unpack = _KINDS[stored]
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
+    format = block_format(name)
     result: Quantized | None = None
     step = max(1, CHUNK // max(1, raw.shape[1] * raw.shape[2]))
     for start in range(0, len(raw), step):

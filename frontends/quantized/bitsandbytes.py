@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, NF4_ONE, BlockFormat, Quantized, ceil_to
+from llmc.compiler.formats import NF4_ONE, Quantized, block_format, ceil_to
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.quantized.folded_tensor import FoldedTensor, misfits
@@ -66,13 +66,13 @@ class Bnb4Tensor(FoldedTensor):
     @property
     def kept(self) -> str | None:
         """nf4 where blocks fill rows and the map is the one it has, by numbers off by 0.4 % of the greatest at most."""
-        whole = self.state.block % _nf4().block == 0 and self.shape[1] % self.state.block == 0
+        whole = self.state.block % block_format(NF4).block == 0 and self.shape[1] % self.state.block == 0
         return NF4 if self.stored == NF4.upper() and whole and self._is_known else None
 
     @cached_property
     def _is_known(self) -> bool:
         """Whether the map is that of our format."""
-        values, format = self.quant_map.read().astype(np.float64) * NF4_ONE, _nf4()
+        values, format = self.quant_map.read().astype(np.float64) * NF4_ONE, block_format(NF4)
         assert format.values is not None
         with np.errstate(invalid="ignore"):  # what is no number is no whole number near
             return bool((np.abs(values + int(format.offset) - format.values) <= 1 / 2).all())
@@ -89,7 +89,7 @@ class Bnb4Tensor(FoldedTensor):
         return values.reshape(stop - start, columns)
 
     def _blocks(self) -> Quantized:
-        format = _nf4()
+        format = block_format(NF4)
         rows, columns = self.shape
         codes = np.zeros((rows, ceil_to(columns, format.columns)), np.uint8)
         codes[:, :columns] = self._codes(0, rows * columns).reshape(rows, columns)
@@ -139,12 +139,6 @@ class Bnb8Tensor(GroupedTensor):
 
     def _scales(self, start: int, stop: int) -> Floats:
         return self.greatest.read()[start:stop, None] / np.float32(INT8_TOP)
-
-
-def _nf4() -> BlockFormat:
-    format = FORMATS[NF4]
-    assert isinstance(format, BlockFormat)
-    return format
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to
+from llmc.compiler.formats import Quantized, block_format, ceil_to
 from llmc.frontends.quantized.bits import unpack
 from llmc.frontends.quantized.folded_tensor import FoldedTensor, misfits
 from llmc.frontends.quantized.grouped import half_of
@@ -55,7 +55,7 @@ class Fp4Tensor(FoldedTensor):
     def _rows(self, start: int, stop: int) -> Floats:
         inner = int(np.prod(self.shape[1:-1]))
         codes, scales = self._parts(start * inner, stop * inner)
-        blocks = E2M1[codes].reshape(*scales.shape, _format(self.format).block)
+        blocks = E2M1[codes].reshape(*scales.shape, block_format(self.format).block)
         with np.errstate(all="ignore"):
             values: Floats = (blocks * scales[..., None]).reshape(codes.shape)
         if not np.isfinite(values).all():
@@ -63,7 +63,7 @@ class Fp4Tensor(FoldedTensor):
         return values
 
     def _blocks(self) -> Quantized:
-        format = _format(self.format)
+        format = block_format(self.format)
         rows = int(np.prod(self.shape[:-1]))
         codes, scales = self._parts(0, rows)
         width = ceil_to(codes.shape[1], format.columns)
@@ -90,12 +90,6 @@ def _bytes(tensor: Tensor, rows: int, start: int, stop: int) -> NDArray[np.uint8
     first = start // inner
     raw = tensor.raw_rows(first, -(-stop // inner))
     return raw.reshape(len(raw) * inner, tensor.nbytes // rows)[start - first * inner : stop - first * inner]
-
-
-def _format(name: str) -> BlockFormat:
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
-    return format
 
 
 def fp4_tensor(
@@ -145,7 +139,7 @@ def _fault(blocks: Tensor, scales: Tensor | None) -> str | None:
         return f"missing {_SCALES}"
     if wrong := {tensor.stored for tensor in (blocks, scales)} - {POWERS}:
         return f"stored as {', '.join(sorted(wrong))}, wanted {POWERS}"
-    half = _format(MXFP4).block // 2
+    half = block_format(MXFP4).block // 2
     if len(blocks.shape) != 4 or blocks.shape[-1] != half or 0 in blocks.shape:
         return f"{_BLOCKS} has shape {list(blocks.shape)}, wanted [experts, rows, blocks, {half}]"
     if scales.shape != blocks.shape[:-1]:

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, BlockFormat
+from llmc.compiler.formats import BLOCK, BlockFormat, block_format
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets.matrices import panel_linear, tile_linear, tiles
 from llmc.targets.matrices.block_dots import add_dots, start_of
@@ -133,9 +133,7 @@ def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[
 
 def format_of(attrs: dict[str, Any]) -> BlockFormat:
     """The block format that an op's attributes name."""
-    format = FORMATS[attrs["format"]]
-    assert isinstance(format, BlockFormat), format.name
-    return format
+    return block_format(attrs["format"])
 
 
 def _add_block(

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat
+from llmc.compiler.formats import BLOCK, SUM_BLOCK, block_format
 from llmc.targets.matrices.linear import Product, Write
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.matrices.reductions import PER_WORD
@@ -92,8 +92,7 @@ def slices(kind: str, format: str, inner: int, used: int) -> list[Part]:
     parts = [Part(0, words, words, 0)]
     if kind != "i8":
         return parts
-    packing = FORMATS[format]
-    assert isinstance(packing, BlockFormat)
+    packing = block_format(format)
     blocks = inner // BLOCK
     parts.append(Part(0, blocks, blocks, 0))
     if packing.block == SUM_BLOCK:  # a product asks for totals of 16, which it expects behind those of 32

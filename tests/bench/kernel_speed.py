@@ -25,7 +25,7 @@ from rich.table import Table
 from tvm import tirx
 
 import llmc.targets.target as targets
-from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, OFFERED, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, OFFERED, TILE, BlockFormat, block_format
 from llmc.read_speed import read_bytes_per_s
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -79,8 +79,7 @@ class Case:
     """The kernel of a format, and copies of a matrix for it."""
 
     def __init__(self, name: str, outputs: int, columns: int, megabytes: int) -> None:
-        format = FORMATS[name]
-        assert isinstance(format, BlockFormat)
+        format = block_format(name)
         self.name, self.outputs, self.columns = name, outputs, columns
         one = _tile(format, columns)
         matrix = np.repeat(one, -(-outputs // TILE), axis=0)

@@ -33,7 +33,7 @@ from llmc.compiler.driver.calibrate import calibrate
 from llmc.compiler.driver.check import compare
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.texts import calibration_windows
-from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
+from llmc.compiler.formats import FORMATS, block_format, dequantize
 from llmc.frontends.source import open_model
 from llmc.passes.quantize.gptq import compensate
 
@@ -45,8 +45,7 @@ Round = Callable[[np.ndarray, np.ndarray], np.ndarray]  # weight (N, K), second 
 
 def our_rounding(name: str, calibrated: bool) -> Round:
     """A format of ours; calibrated: with compensation."""
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
+    format = block_format(name)
 
     def rounded(weight: np.ndarray, gram: np.ndarray) -> np.ndarray:
         found = compensate(weight, format, gram) if calibrated else format.quantize(weight)

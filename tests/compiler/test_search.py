@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
+from llmc.compiler.formats import BlockFormat, Quantized, block_format, dequantize
 from llmc.compiler.formats.codebooks import CODEBOOKS
 from llmc.compiler.formats.search import PADDING, search
 
@@ -17,12 +17,6 @@ from llmc.compiler.formats.search import PADDING, search
 # which has 0.1 to 0.4 bits more than the next of ours below.
 DECIBELS = {"c2": 10.4, "c2h": 13.4, "c3": 16.6, "c3h": 19.7, "c4": 22.4, "c5": 28.5, "c6": 34.3}
 SHAPES = {"rows": st.integers(1, 9), "columns": st.integers(64, 300), "seed": st.integers(0, 1000)}
-
-
-def format_named(name: str) -> BlockFormat:
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
-    return format
 
 
 def weights(rows: int, columns: int, seed: int, tails: float = 5) -> np.ndarray:
@@ -61,7 +55,7 @@ def absmax_error(format: BlockFormat, weight: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", CODEBOOKS)
 def test_codebooks_are_what_kernels_and_quantizers_expect(name: str) -> None:
-    table, format = CODEBOOKS[name], format_named(name)
+    table, format = CODEBOOKS[name], block_format(name)
     assert table.dtype == np.uint8
     assert table.shape == ((1 << sum(format.planes), 2) if format.pair else (1 << sum(format.planes),))
     assert table.max() <= 127
@@ -72,7 +66,7 @@ def test_codebooks_are_what_kernels_and_quantizers_expect(name: str) -> None:
 @pytest.mark.parametrize("name", DECIBELS)
 def test_error_on_gaussian_weights(name: str) -> None:
     weight = np.random.default_rng(0).standard_normal((32, 1024)).astype(np.float32)
-    relative = error(format_named(name), search(weight, format_named(name)), weight) / float((weight**2).sum())
+    relative = error(block_format(name), search(weight, block_format(name)), weight) / float((weight**2).sum())
     assert -10 * np.log10(relative) > DECIBELS[name]
 
 
@@ -80,7 +74,7 @@ def test_error_on_gaussian_weights(name: str) -> None:
 @settings(max_examples=8, deadline=None)
 @given(**SHAPES)
 def test_searched_scales_beat_the_greatest_magnitude(name: str, rows: int, columns: int, seed: int) -> None:
-    weight, format = weights(rows, columns, seed), format_named(name)
+    weight, format = weights(rows, columns, seed), block_format(name)
     assert error(format, search(weight, format), weight) < absmax_error(format, weight)
 
 
@@ -91,7 +85,7 @@ def test_searched_scales_beat_the_greatest_magnitude(name: str, rows: int, colum
 def test_codes_are_the_nearest_for_the_stored_scales(
     name: str, rows: int, columns: int, seed: int, weighted: bool
 ) -> None:
-    weight, format = weights(rows, columns, seed, tails=2), format_named(name)
+    weight, format = weights(rows, columns, seed, tails=2), block_format(name)
     importance = np.random.default_rng(seed).uniform(0.1, 4, columns).astype(np.float32) if weighted else None
     quantized = search(weight, format, importance)
     scale = scales_of(format, quantized)
@@ -116,7 +110,7 @@ def test_codes_are_the_nearest_for_the_stored_scales(
 @settings(max_examples=8, deadline=None)
 @given(**SHAPES)
 def test_importance_moves_the_error_to_where_it_costs_less(name: str, rows: int, columns: int, seed: int) -> None:
-    weight, format = weights(rows, columns, seed), format_named(name)
+    weight, format = weights(rows, columns, seed), block_format(name)
     importance = np.random.default_rng(seed).lognormal(0, 1.5, columns).astype(np.float32)
     with_it, without = (error(format, search(weight, format, i), weight, importance) for i in (importance, None))
     assert with_it < without
@@ -126,7 +120,7 @@ def test_importance_moves_the_error_to_where_it_costs_less(name: str, rows: int,
 
 @pytest.mark.parametrize("name", ["c2", "c3h", "c5"])
 def test_columns_without_importance_are_kept_all_the_same(name: str) -> None:
-    weight, format = weights(8, 128, 4), format_named(name)
+    weight, format = weights(8, 128, 4), block_format(name)
     idle = np.arange(128) % 8 >= 4 if format.pair else np.arange(128) % 2 == 1
     for columns in (idle, np.arange(128) < 64):
         quantized = search(weight, format, np.where(columns, 0, 1).astype(np.float32))
@@ -149,7 +143,7 @@ EDGES = {
 @pytest.mark.parametrize("name", CODEBOOKS)
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges_stay_finite_and_bounded(name: str, edge: str) -> None:
-    weight, format = EDGES[edge].astype(np.float32), format_named(name)
+    weight, format = EDGES[edge].astype(np.float32), block_format(name)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         quantized = search(weight, format)
     values = decoded(format, quantized, weight.shape[1])
@@ -162,7 +156,7 @@ def test_edges_stay_finite_and_bounded(name: str, edge: str) -> None:
 
 @pytest.mark.parametrize("name", CODEBOOKS)
 def test_an_outlier_costs_its_own_block_only(name: str) -> None:
-    weight, format = weights(1, 256, 5), format_named(name)
+    weight, format = weights(1, 256, 5), block_format(name)
     hit = weight.copy()
     hit[0, 40] = 60.0
     values = decoded(format, search(hit, format), 256)
@@ -176,13 +170,13 @@ def test_an_outlier_costs_its_own_block_only(name: str) -> None:
 @pytest.mark.parametrize("name", CODEBOOKS)
 def test_constant_blocks_are_near(name: str) -> None:
     # The codebooks are made for noise: c2h has no pair of equal values better than this.
-    weight, format = np.full((2, 96), -3.5, np.float32), format_named(name)
+    weight, format = np.full((2, 96), -3.5, np.float32), block_format(name)
     assert np.abs(decoded(format, search(weight, format), 96) + 3.5).max() < 0.16 * 3.5
 
 
 @pytest.mark.parametrize("name", CODEBOOKS)
 def test_padding_decodes_to_about_nothing_and_costs_nothing(name: str) -> None:
-    weight, format = weights(4, 33, 6), format_named(name)
+    weight, format = weights(4, 33, 6), block_format(name)
     quantized = search(weight, format)
     whole = dequantize(format, quantized)
     assert whole.shape == (4, 64)
@@ -198,7 +192,7 @@ def test_padding_decodes_to_about_nothing_and_costs_nothing(name: str) -> None:
 def test_rows_are_independent_and_scales_are_exact(
     name: str, rows: int, columns: int, seed: int, at: int, power: int
 ) -> None:
-    weight, format = weights(rows, columns, seed), format_named(name)
+    weight, format = weights(rows, columns, seed), block_format(name)
     whole = search(weight, format)
     row = at % rows
     one = search(weight[row : row + 1] * np.float32(2.0**power), format)
@@ -209,7 +203,7 @@ def test_rows_are_independent_and_scales_are_exact(
 
 @pytest.mark.parametrize("name", ["c2", "c3h", "c6"])
 def test_the_sign_of_a_scale_mirrors_the_codebook(name: str) -> None:
-    weight, format = weights(8, 256, 8), format_named(name)
+    weight, format = weights(8, 256, 8), block_format(name)
     plus, minus = search(weight, format), search(-weight, format)
     np.testing.assert_array_equal(dequantize(format, plus), -dequantize(format, minus))
     signs = np.sign(plus.tables["sub_scale"])
@@ -217,7 +211,7 @@ def test_the_sign_of_a_scale_mirrors_the_codebook(name: str) -> None:
 
 
 def test_two_threads_get_what_one_gets() -> None:
-    format = format_named("c3h")
+    format = block_format("c3h")
     matrices = [weights(40, 512, seed) for seed in range(4)]
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda weight: search(weight, format), matrices))
@@ -227,4 +221,4 @@ def test_two_threads_get_what_one_gets() -> None:
 
 def test_a_format_without_a_codebook_is_refused() -> None:
     with pytest.raises(ValueError, match="q4: wanted a codebook"):
-        search(weights(1, 64, 0), format_named("q4"))
+        search(weights(1, 64, 0), block_format("q4"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.compiler.formats import FORMATS, BlockFormat
+from llmc.compiler.formats import block_format
 from llmc.compiler.formats.codebooks import CODEBOOKS
 from llmc.compiler.formats.search import Nearest, nearest_of
 from llmc.compiler.formats.trials import Trials
@@ -54,8 +54,7 @@ def blocks(n: int, seed: int, weighted: bool) -> tuple[F32, F32 | None, F32]:
 @settings(max_examples=10, deadline=None)
 @given(n=st.integers(1, 70), seed=st.integers(0, 1000), weighted=st.booleans())
 def test_they_give_the_bits_of_their_meaning(name: str, n: int, seed: int, weighted: bool) -> None:
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
+    format = block_format(name)
     nearest, (x, h, inverses) = nearest_of(format), blocks(n, seed, weighted)
     trials = Trials(nearest.table, nearest.steps, x, h)
     for found, wanted in zip(trials.sums(inverses), sums(nearest, x, h, inverses), strict=True):
@@ -74,8 +73,7 @@ def test_a_finer_table_and_importance_of_columns() -> None:
 
 
 def test_threads_do_not_disturb_each_other() -> None:
-    format = FORMATS["c3"]
-    assert isinstance(format, BlockFormat)
+    format = block_format("c3")
     nearest = nearest_of(format)
 
     def run(seed: int) -> F32:

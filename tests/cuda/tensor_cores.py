@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.formats import FORMATS, BlockFormat, to_bf16
+from llmc.compiler.formats import block_format, to_bf16
 from llmc.targets.cuda.prelude import value_words
 
 Array = np.ndarray[Any, Any]
@@ -43,8 +43,7 @@ def bytes_of(low: Array, high: Array, chosen: Array) -> Array:
 
 def value(name: str, codes: Array) -> Array:
     """What codes of a format stand for: a pair of bfloat16."""
-    format = FORMATS[name.removeprefix("llmc_value_")]
-    assert isinstance(format, BlockFormat)
+    format = block_format(name.removeprefix("llmc_value_"))
     return np.array(value_words(format), np.uint32)[codes]
 
 

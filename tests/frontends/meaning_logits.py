@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import FORMATS, BlockFormat, encode
+from llmc.compiler.formats import block_format, encode
 from llmc.frontends.graph.build import build
 from llmc.frontends.source import Source
 
@@ -25,8 +25,7 @@ def meaning_logits(source: Source, ids: list[int]) -> np.ndarray:
     for tensor in source.tensors.values():
         values = tensor.read()
         if tensor.kept:
-            format = FORMATS[tensor.kept]
-            assert isinstance(format, BlockFormat)
+            format = block_format(tensor.kept)
             packed = encode(format, tensor.read_quantized(), *tensor.shape)
             exact, values = values, format.unpack(packed, *tensor.shape)
             check_values(values, exact, tensor.kept)

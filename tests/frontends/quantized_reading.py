@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS, BlockFormat, dequantize, encode
+from llmc.compiler.formats import block_format, dequantize, encode
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.hf.quantization import packing_of
 from llmc.frontends.tensor import Tensor
@@ -46,8 +46,7 @@ def check(tensor: Tensor, values: np.ndarray, kept: str | None) -> None:
         np.testing.assert_array_equal(tensor.read_rows(start, stop), exact[start:stop])
     if kept is None:
         return
-    format = FORMATS[kept]
-    assert isinstance(format, BlockFormat)
+    format = block_format(kept)
     quantized = tensor.read_quantized()
     whole = dequantize(format, quantized)
     check_values(whole[:, :columns], exact, kept)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.errors import SourceError, SpecError
-from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
+from llmc.compiler.formats import block_format, dequantize
 from llmc.compiler.spec import Experts, ModelSpec, example, tensor_shapes
 from llmc.compiler.spec.tensors import required_tensors
 from llmc.frontends.binding import bind
@@ -126,8 +126,7 @@ def test_quantized_experts_are_kept(stacked: bool, tmp_path: Path) -> None:
                   | {"layers.1.experts.down": numbers((COUNT * C, F), 2)})  # fmt: skip
     tensor = bind(spec, found | (whole if stacked else each), [], {}, "f")["layers.1.experts.gate"]
     assert tensor.kept == kept_format("Q8_0")
-    format = FORMATS[tensor.kept]
-    assert isinstance(format, BlockFormat)
+    format = block_format(tensor.kept)
     np.testing.assert_array_equal(dequantize(format, tensor.read_quantized())[:, :columns], tensor.read())
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to, decode, dequantize, encode
+from llmc.compiler.formats import BlockFormat, Quantized, block_format, ceil_to, decode, dequantize, encode
 from llmc.frontends.files.mapped_file import MappedFile, open_mapped
 from llmc.frontends.gguf import blocks as gguf_blocks
 from llmc.frontends.source import open_model
@@ -49,9 +49,7 @@ QUANTIZABLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # by the gguf package
 
 
 def format_of(stored: str) -> BlockFormat:
-    format = FORMATS[TYPES[stored][0]]
-    assert isinstance(format, BlockFormat)
-    return format
+    return block_format(TYPES[stored][0])
 
 
 def random_blocks(stored: str, rows: int, blocks: int, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, ceil_to, decode, dequantize, encode
+from llmc.compiler.formats import block_format, ceil_to, decode, dequantize, encode
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.hf.quantization import packing_of
 from llmc.frontends.quantized import grouped
@@ -65,8 +65,7 @@ def test_kept_bit_for_bit(kind: str, columns: int, group: int, kept: str, tmp_pa
     np.testing.assert_array_equal(tensor.read(), values)
     for start, stop in ((0, 1), (3, 11), (8, 24), (5, 5)):
         np.testing.assert_array_equal(tensor.read_rows(start, stop), values[start:stop])
-    format = FORMATS[kept]
-    assert isinstance(format, BlockFormat)
+    format = block_format(kept)
     quantized = tensor.read_quantized()
     np.testing.assert_array_equal(quantized.codes[:, :columns], layer.codes)
     assert quantized.codes.shape == (24, ceil_to(columns, format.columns))
@@ -96,8 +95,7 @@ def test_pieces_make_the_whole(
     tensor = tensor_of(kind, layer, group, tmp_path_factory.mktemp("t") / "t.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "CHUNK", chunk)
-        format = FORMATS[tensor.kept or ""]
-        assert isinstance(format, BlockFormat)
+        format = block_format(tensor.kept or "")
         np.testing.assert_array_equal(tensor.read(), layer.values())
         values = dequantize(format, tensor.read_quantized())
         np.testing.assert_array_equal(values[:, : 32 * columns], layer.values())

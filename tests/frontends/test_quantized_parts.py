@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS, BlockFormat, dequantize
+from llmc.compiler.formats import block_format, dequantize
 from llmc.frontends.quantized.folded_tensor import FoldedTensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -137,6 +137,5 @@ def kept(tensor: FoldedTensor) -> np.ndarray | None:
     """The values of the format that keeps the codes."""
     if not tensor.kept:
         return None
-    format = FORMATS[tensor.kept]
-    assert isinstance(format, BlockFormat)
+    format = block_format(tensor.kept)
     return dequantize(format, tensor.read_quantized())

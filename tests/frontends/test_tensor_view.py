@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from llmc.compiler.errors import SourceError
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
+from llmc.compiler.formats import Quantized, block_format, dequantize
 from llmc.compiler.spec.sources import PARTS, before_turning, layout, parse, part_names
 from llmc.frontends import tensor_view
 from llmc.frontends.files.mapped_file import open_mapped
@@ -243,8 +243,7 @@ def test_rows_of_int4_layers_are_kept_bit_for_bit(kind: str, value: str, tmp_pat
 
 def test_kept_codes_are_the_values(tmp_path: Path) -> None:
     tensor = tensor_of(random_blocks("Q4_K", 12, 2), "Q4_K", tmp_path / "t")
-    format = FORMATS["q4_k"]
-    assert isinstance(format, BlockFormat)
+    format = block_format("q4_k")
     ours = read_as(tensor, "t | skip 3 | q k", "k", {"q": (4, 512), "k": (5, 512)})
     quantized = ours.read_quantized()
     assert isinstance(quantized, Quantized)

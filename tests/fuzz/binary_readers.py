@@ -14,7 +14,7 @@ import numpy as np
 from mutate import EDGES, as_json, change_bytes, change_tree
 from reader import Reader, read_tensors
 
-from llmc.compiler.formats import FORMATS, BlockFormat
+from llmc.compiler.formats import block_format
 from llmc.compiler.formats.block import dequantize
 from llmc.frontends.files.mapped_file import open_mapped
 from llmc.frontends.files.pickle_file import read_pickle
@@ -158,8 +158,7 @@ def _blocks(_: Path) -> Reader:
         if not np.isfinite(wanted).all():
             return
         blocks = read_blocks(raw.reshape(1, -1, READABLE[stored][1]), stored)
-        format = FORMATS[kept_format(stored) or ""]
-        assert isinstance(format, BlockFormat)
+        format = block_format(kept_format(stored) or "")
         with np.errstate(all="ignore"):
             ours = dequantize(format, blocks)
         np.testing.assert_array_equal(ours[:, : wanted.shape[1]], wanted)

@@ -8,17 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, dequantize
+from llmc.compiler.formats import BlockFormat, Quantized, block_format, dequantize
 from llmc.passes.quantize.gptq import _planned, _Rows, compensate
 
 OURS = ["c2", "c2h", "c3", "c3h", "c4", "c5", "c6"]
 SEEDS = ["q2", "q3h", "q4", "q4_b64", "q8"]
-
-
-def format_named(name: str) -> BlockFormat:
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
-    return format
 
 
 def problem(rows: int, columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +32,7 @@ def loss(format: BlockFormat, quantized: Quantized, weight: np.ndarray, hessian:
 @settings(max_examples=3, deadline=None)
 @given(rows=st.integers(4, 40), columns=st.sampled_from([64, 100, 192]), seed=st.integers(0, 1000))
 def test_loss_is_well_below_rounding_alone(name: str, rows: int, columns: int, seed: int) -> None:
-    format, (weight, hessian) = format_named(name), problem(rows, columns, seed)
+    format, (weight, hessian) = block_format(name), problem(rows, columns, seed)
     for plain in (None, np.diag(hessian).astype(np.float32)):
         alone = loss(format, format.quantize(weight, plain), weight, hessian)
         assert loss(format, compensate(weight, format, hessian), weight, hessian) < 0.6 * alone
@@ -46,7 +40,7 @@ def test_loss_is_well_below_rounding_alone(name: str, rows: int, columns: int, s
 
 @pytest.mark.parametrize("name", OURS + SEEDS)
 def test_uncorrelated_inputs_leave_nothing_to_compensate(name: str) -> None:
-    format, (weight, _) = format_named(name), problem(64, 256, 0)
+    format, (weight, _) = block_format(name), problem(64, 256, 0)
     eye = np.eye(256, dtype=np.float32)
     alone = loss(format, format.quantize(weight), weight, eye)
     assert loss(format, compensate(weight, format, eye), weight, eye) < 1.02 * alone
@@ -56,14 +50,14 @@ def test_uncorrelated_inputs_leave_nothing_to_compensate(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["c2", "c3h", "c4"])
 def test_uncorrelated_inputs_of_unequal_size_are_importance(name: str) -> None:
-    format, (weight, _) = format_named(name), problem(64, 256, 8)
+    format, (weight, _) = block_format(name), problem(64, 256, 8)
     sizes = np.random.default_rng(8).lognormal(0, 1.5, 256).astype(np.float32)
     alone = loss(format, format.quantize(weight, sizes), weight, np.diag(sizes))
     assert loss(format, compensate(weight, format, np.diag(sizes)), weight, np.diag(sizes)) < 1.02 * alone
 
 
 def test_a_changed_scale_keeps_the_books() -> None:
-    format, (weight, hessian) = format_named("c3"), problem(24, 128, 9)
+    format, (weight, hessian) = block_format("c3"), problem(24, 128, 9)
     plan = _planned(format, hessian, 128, 0.01)
     work = _Rows(plan, weight)
     for block in range(len(plan.order)):
@@ -81,7 +75,7 @@ def test_a_changed_scale_keeps_the_books() -> None:
 
 @pytest.mark.parametrize("name", ["c2", "c3h", "c4", "q3h", "q4"])
 def test_descent_never_adds_loss(name: str) -> None:
-    format, (weight, hessian) = format_named(name), problem(24, 192, 1)
+    format, (weight, hessian) = block_format(name), problem(24, 192, 1)
     damped = hessian + 0.01 * np.diag(hessian).mean() * np.eye(192)
     losses = [loss(format, compensate(weight, format, hessian, rounds=n), weight, damped) for n in range(4)]
     assert losses[1] < 0.99 * losses[0]
@@ -110,7 +104,7 @@ def textbook(format: BlockFormat, weight: np.ndarray, hessian: np.ndarray, scale
 
 @pytest.mark.parametrize("name", OURS)
 def test_without_descent_it_is_the_published_algorithm(name: str) -> None:
-    format, (weight, hessian) = format_named(name), problem(32, 128, 2)
+    format, (weight, hessian) = block_format(name), problem(32, 128, 2)
     # Falling importance: the order in which columns are processed is theirs.
     size = np.sqrt(np.sort(np.diag(hessian))[::-1] / np.diag(hessian))
     hessian = hessian * size * size[:, None]
@@ -129,7 +123,7 @@ def test_without_descent_it_is_the_published_algorithm(name: str) -> None:
 @pytest.mark.parametrize("name", ["c2", "c3h", "c5", "q3h", "q4"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 65), (3, 40), (1030, 8)])
 def test_odd_shapes_and_tails(name: str, rows: int, columns: int) -> None:
-    format, (weight, hessian) = format_named(name), problem(rows, columns, 3)
+    format, (weight, hessian) = block_format(name), problem(rows, columns, 3)
     ours, alone = compensate(weight, format, hessian), format.quantize(weight)
     assert {k: (t.shape, t.dtype) for k, t in ours.tables.items()} == {
         k: (t.shape, t.dtype) for k, t in alone.tables.items()
@@ -141,7 +135,7 @@ def test_odd_shapes_and_tails(name: str, rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize("name", ["c2", "c4", "q4"])
 def test_columns_that_were_never_active(name: str) -> None:
-    format, (weight, hessian) = format_named(name), problem(32, 128, 4)
+    format, (weight, hessian) = block_format(name), problem(32, 128, 4)
     dead = np.arange(128) % 16 == 5
     hessian[dead] = hessian[:, dead] = 0
     values = dequantize(format, compensate(weight, format, hessian))
@@ -155,7 +149,7 @@ def test_columns_that_were_never_active(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["c2", "c6"])
 def test_rows_of_any_size(name: str) -> None:
-    format, (weight, hessian) = format_named(name), problem(6, 128, 5)
+    format, (weight, hessian) = block_format(name), problem(6, 128, 5)
     expected = compensate(weight, format, hessian)
     weight = weight * np.float32(2) ** np.array([[0], [30], [-60], [100], [-20], [5]], np.float32)
     weight[5], weight[4, 64:] = 0, 0
@@ -168,7 +162,7 @@ def test_rows_of_any_size(name: str) -> None:
 
 
 def test_the_same_twice_and_singular_moments() -> None:
-    format, (weight, _) = format_named("c3"), problem(16, 128, 6)
+    format, (weight, _) = block_format("c3"), problem(16, 128, 6)
     one = np.random.default_rng(0).standard_normal((1, 128))
     hessian = one.T @ one  # of a single input: without damping there is no factor
     first, second = (compensate(weight, format, hessian, damp=damp) for damp in (0.0, 0.0))
@@ -179,13 +173,13 @@ def test_the_same_twice_and_singular_moments() -> None:
 def test_what_is_refused() -> None:
     weight, hessian = problem(2, 64, 7)
     with pytest.raises(LlmcError, match="q4_k only keeps"):
-        compensate(weight, format_named("q4_k"), hessian)
+        compensate(weight, block_format("q4_k"), hessian)
     with pytest.raises(LlmcError, match="q4_0 only keeps"):
-        compensate(weight, format_named("q4_0"), hessian)
+        compensate(weight, block_format("q4_0"), hessian)
     with pytest.raises(LlmcError, match="wanted \\(64, 64\\)"):
-        compensate(weight, format_named("c4"), hessian[:32, :32])
+        compensate(weight, block_format("c4"), hessian[:32, :32])
     hessian[3, 3] = np.inf
     with pytest.raises(LlmcError, match="finite numbers"):
-        compensate(weight, format_named("c4"), hessian)
+        compensate(weight, block_format("c4"), hessian)
     with pytest.raises(LlmcError, match="not those of any inputs"):
-        compensate(weight, format_named("c4"), np.eye(64) - 1e6 * (1 - np.eye(64)))
+        compensate(weight, block_format("c4"), np.eye(64) - 1e6 * (1 - np.eye(64)))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kernel_cases import ROWS, Case, Rng, block_format, packed
+from kernel_cases import ROWS, Case, Rng, packed
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import FORMATS, BlockFormat
+from llmc.compiler.formats import FORMATS, BlockFormat, block_format
 
 
 def route(rng: Rng, **attrs: Any) -> Case:

@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, ceil_to, encode
+from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, block_format, ceil_to, encode
 from llmc.compiler.ops import OPS
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -208,14 +208,8 @@ def greatest_case(rng: Rng, name: str) -> Case:
     return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
 
 
-def block_format(name: str) -> BlockFormat:
-    """The block format of this name."""
-    format = FORMATS[name]
-    assert isinstance(format, BlockFormat)
-    return format
-
-
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
+TURNS = {name: number % 2 for number, name in enumerate(BLOCK_FORMATS)}  # which half it is of, where a test takes one
 
 
 def _any_of(make: Callable[[Rng, str], Case], names: list[str]) -> Callable[[Rng], Case]:

@@ -20,6 +20,7 @@ from expert_cases import EXPERT_CASES
 from kernel_cases import (
     BLOCK_FORMATS,
     CASES,
+    TURNS,
     Case,
     activation_case,
     embedding_case,
@@ -75,7 +76,7 @@ def test_kernel_equals_its_meaning(op: str, variant: str) -> None:
 @pytest.mark.parametrize("variant", DISTINCT)
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.thorough_if(
-    case=lambda format, variant: variant != "native" and ([*BLOCK_FORMATS].index(format) + len(variant)) % 2 > 0
+    case=lambda format, variant: variant != "native" and TURNS[format] != DISTINCT.index(variant) % 2
 )
 def test_every_block_format_equals_its_meaning(format: str, variant: str) -> None:
     """For two rows, so that a kernel has one group of rows: the same code reads weights for all groups."""
@@ -89,7 +90,7 @@ def test_every_block_format_equals_its_meaning(format: str, variant: str) -> Non
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
-@pytest.mark.thorough_if(case=lambda format: [*BLOCK_FORMATS].index(format) % 2 > 0)
+@pytest.mark.thorough_if(case=lambda format: TURNS[format] == 1)
 def test_every_block_format_goes_through_every_group_of_rows(format: str) -> None:
     rng = np.random.default_rng([*map(ord, format)])
     run_rows(linear_case(rng, "i8_linear", format), VARIANTS["native"])

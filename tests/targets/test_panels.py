@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
+from llmc.compiler.formats import block_format
 from llmc.compiler.ops import OPS
 from llmc.targets import target as targets
 from llmc.targets.matrices import panel_linear
@@ -17,7 +18,7 @@ from llmc.targets.matrices.panels import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
-from kernel_cases import Case, block_format, floats, packed, result, run
+from kernel_cases import Case, floats, packed, result, run
 
 NARROW = targets.native(frozenset(f for f in targets.cpu_flags() if not f.startswith(("avx512", "amx", "avx_vnni"))))
 IN_GROUPS = replace(NARROW, knobs=replace(NARROW.knobs, panel_rows=0))

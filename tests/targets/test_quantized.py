@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import BLOCK, MIDDLE
+from llmc.compiler.formats import BLOCK, MIDDLE, block_format
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.quantized import (
     BIAS,
@@ -26,7 +26,7 @@ from llmc.compiler.ops.quantized import (
 from llmc.targets.matrices.experts import ROW_BLOCK
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_cases import ROWS, Case, block_format, floats, packed, result
+from kernel_cases import ROWS, Case, floats, packed, result
 from test_kernels import VARIANTS, WIDTHS
 
 Arrays = list[np.ndarray]

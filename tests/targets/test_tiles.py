@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
+from llmc.compiler.formats import block_format
 from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.package import Variant
@@ -22,7 +23,7 @@ from llmc.targets.matrices.panels import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
-from kernel_cases import BLOCK_FORMATS, Case, block_format, floats, linear_case, packed, result, run
+from kernel_cases import BLOCK_FORMATS, Case, floats, linear_case, packed, result, run
 
 FLAGS = targets.cpu_flags()
 BEST = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))

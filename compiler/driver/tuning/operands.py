@@ -13,7 +13,7 @@ from tvm import tirx
 
 from llmc.compiler import meaning
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import FORMATS, TILE, BlockFormat, Quantized, ceil_to, encode
+from llmc.compiler.formats import FORMATS, TILE, BlockFormat, Quantized, block_format, ceil_to, encode
 from llmc.compiler.kv_pages import KINDS, PAGE
 from llmc.compiler.ops import OPS
 from llmc.targets.lower import KernelCall
@@ -115,8 +115,7 @@ def _left(maker: _Maker) -> dict[str, Array]:
     """The left side of a product, in the form that the kernel takes."""
     x = maker.rng.standard_normal((maker.rows, maker.columns)).astype(np.float32)
     if "codes" in maker.kinds:
-        format = FORMATS[str(maker.attrs["format"])]
-        assert isinstance(format, BlockFormat), format.name
+        format = block_format(str(maker.attrs["format"]))
         left = format.left(meaning.quantize_rows(x))
         return dict(zip(("codes", "scales", "totals"), left, strict=True))
     return {"x": meaning.round_rows(x) if maker.kinds["x"].dtype == "int32" else x}
