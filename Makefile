@@ -1,5 +1,5 @@
 # make demo   compile the demo model and ask it a question
-# make test   the tests, in WORKERS processes of about 2 GB
+# make test   the tests, in WORKERS processes of about 2 GB, each file in one of them: what it prepares is made once
 # make test-all  with them those marked thorough: more of the same models, formats and devices
 # make cross  what the tests of code for 64-bit Arm need, as root on Debian: an emulator, a cross compiler, two wheels
 # make lint   ruff and mypy
@@ -12,7 +12,8 @@ BIN     = $(VENV)/bin
 QUANT  ?= auto
 WORKERS ?= 2
 # What runs kernels by several threads: a worker has one core.
-ALONE   = tests/runtime $(addprefix tests/targets/test_,attention_blocks.py bf16_pages.py top.py)
+ALONE   = $(addprefix tests/targets/test_,attention_blocks.py bf16_pages.py top.py) $(patsubst %,tests/runtime/test_%.py,\
+	cache_invariants endless library model one_thread oracle overlap pingpong pinning runner soak translator_artifact workers)
 CROSS   = qemu-user g++-aarch64-linux-gnu libc6-dev-arm64-cross
 MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
@@ -27,7 +28,7 @@ demo: $(MODEL)
 test: SOME = -m "not thorough"
 test-all: ALONE = tests/runtime tests/targets
 test test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(SOME) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest $(SOME) $(ALONE)
 
 cross: $(VENV)/.compile

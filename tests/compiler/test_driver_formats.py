@@ -17,6 +17,8 @@ from llmc.compiler.formats import FORMATS
 from llmc.frontends.source import open_model
 from llmc.frontends.tensor import Tensor
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 TEXT = "the quick brown fox jumps over the lazy dog and says hello to the world, again and again. " * 60
 
 

@@ -121,6 +121,7 @@ def test_steps_with_exchanges_are_captured(pair: Path, wanted: list[int], device
     assert found["graphs"] >= 2 * NEW_TOKENS
 
 
+@pytest.mark.thorough
 def test_steps_of_stages_are_captured(
     source: Path, wanted: list[int], device: dict[str, str], tmp_path: Path
 ) -> None:  # fmt: skip

@@ -90,7 +90,7 @@ def _logits(artifact: Path) -> np.ndarray:
 
 
 # Stored types of every run of the tests: of each kind of block one.
-SOME = ("Q8_0", "Q4_K", "MXFP4", "IQ2_S")
+SOME = ("Q8_0", "Q4_K", "MXFP4")
 
 
 @pytest.mark.thorough_if(case=lambda stored: stored not in SOME)

@@ -68,7 +68,7 @@ def _choose(format: str) -> Callable[[str], str]:
     return lambda name: format if format != "mixed" else "q4" if name.endswith(("v", "up")) else "q8"
 
 
-@pytest.mark.thorough_if(case=lambda format: format not in ("mixed", "c3h"))
+@pytest.mark.thorough_if(case=lambda format: format != "mixed")
 @pytest.mark.parametrize("format", FORMAT_ERROR)
 def test_every_stage_computes_the_same(format: str) -> None:
     module, weights = build(SPEC), _weights()
