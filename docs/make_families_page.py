@@ -80,6 +80,8 @@ q4 or q4_b64, q5_1 or q5, q6, q8_b32; mxfp4, nvfp4 | `mxfp8`; 6 bits in groups o
 | compressed-tensors | `pack-quantized` of 1 to 8 bits; `int-quantized`; `float-quantized` by tensor, row or block; \
 `mxfp4-pack-quantized`, `nvfp4-pack-quantized` | symmetric: q2, q3, q4_0, q4_0_b64, q5_0, q6, q8; 4 bits with zero \
 points: int4_b32, int4_b64; mxfp4, nvfp4 | 1 and 7 bits; zero points of other than 4 bits; 8-bit floats |
+| Model Optimizer | `quant_algo`, in config.json or hf_quant_config.json: NVFP4, W4A16_NVFP4, W4A8_MXFP4_FP8, W8A16, \
+FP8 (by tensor, channel, block), MXFP8, and mixtures | nvfp4, mxfp4; W8A16: q8 | FP8, MXFP8 |
 | bitsandbytes | NF4 and FP4, with nested scales or not; 8 bits | NF4: nf4, each value within 0.4 % of its \
 block's greatest (0.33 % of its size in the mean); 8 bits: q8 | FP4; NF4 where blocks do not fill rows |
 | FP8 (DeepSeek V3) | E4M3 in squares of 128 | | all |

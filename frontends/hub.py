@@ -16,6 +16,7 @@ from typing import Any
 from llmc.compiler.errors import SourceError
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.strict_json import read_json
+from llmc.frontends.hf import modelopt
 from llmc.frontends.tokenizers.folder import FILES as TOKENIZER_FILES
 
 PREFIX = "hf:"
@@ -26,7 +27,7 @@ _NAME = re.compile(rf"hf:({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,254
 _SPLIT = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
 _TEXTS = (
     "config.json", "generation_config.json", "chat_template.jinja", "modules.json", "1_Pooling/config.json",
-    "sentence_bert_config.json", *TOKENIZER_FILES,
+    "sentence_bert_config.json", modelopt.FILE, *TOKENIZER_FILES,
 )  # fmt: skip
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 _INDEX = ".index.json"

@@ -17,6 +17,7 @@ from llmc.frontends.files.mapped_file import inside, read_bounded
 from llmc.frontends.files.safetensors_file import read_safetensors
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.files.torch_file import read_torch
+from llmc.frontends.hf import modelopt
 from llmc.frontends.hf.config import derive_spec, family_of, named_as_saved
 from llmc.frontends.hf.families import Family, known_families
 from llmc.frontends.hf.pooling import pooled
@@ -75,7 +76,7 @@ def read_folder(folder: Path, spec: ModelSpec | None, weights: Path | None = Non
     check_end(tokenizer, spec, file)
     check_ids(tokenizer.vocab, spec.sizes.vocab, file)
     check_extra_tokens(text, tokenizer.vocab)
-    found = _folded(_read_weights(folder, weights, set(expand(spec).values())), _packing(config), folder.name)
+    found = _folded(_read_weights(folder, weights, set(expand(spec).values())), _packing(folder, config), folder.name)
     if derived and family:
         spec = _with_own_head(named_as_saved(spec, family, found), family, found)
     skip = (
@@ -99,8 +100,10 @@ def read_folder(folder: Path, spec: ModelSpec | None, weights: Path | None = Non
     )
 
 
-def _packing(config: dict[str, Any]) -> Packing | None:
+def _packing(folder: Path, config: dict[str, Any]) -> Packing | None:
     faults: list[str] = []
+    if KEY not in config and (folder / modelopt.FILE).exists():
+        config = config | {KEY: modelopt.as_in_config(_json(folder, modelopt.FILE, MAX_CONFIG), faults)}
     packing = packing_of(config, faults)
     if faults:
         raise SourceError(f"config.json: {'; '.join(faults)}")

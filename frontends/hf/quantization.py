@@ -1,8 +1,8 @@
 """`quantization_config` of config.json: how a folder packs weights that are quantized already. Rows of data.
 
 Keys and defaults: transformers/utils/quantization_config.py (AwqConfig, GPTQConfig, Mxfp4Config, FineGrainedFP8Config,
-BitsAndBytesConfig), and what AutoAWQ, AutoGPTQ and GPTQModel write. compressed_tensors.py and mlx.py have the tables
-that are not as flat.
+BitsAndBytesConfig), and what AutoAWQ, AutoGPTQ and GPTQModel write. compressed_tensors.py, mlx.py and modelopt.py have
+the tables that are not as flat.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.compiler.spec.fields import clip, near
-from llmc.frontends.hf import compressed_tensors, mlx
+from llmc.frontends.hf import compressed_tensors, mlx, modelopt
 from llmc.frontends.quantized.bitsandbytes import BnbPacking
 from llmc.frontends.quantized.fp4 import ExpertsPacking
 from llmc.frontends.quantized.packing import Packing
@@ -140,7 +140,10 @@ METHODS = {
         wanted=(),
     ),
 }  # fmt: skip
-_TABLES = {"compressed-tensors": compressed_tensors.packing_of}
+_TABLES: dict[str, Callable[[Mapping[str, Any], str, list[str]], Packing | None]] = {
+    "compressed-tensors": compressed_tensors.packing_of,
+    modelopt.METHOD: modelopt.packing_of,
+}
 _KNOWN = (*METHODS, *_TABLES)
 
 

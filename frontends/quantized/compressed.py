@@ -86,6 +86,8 @@ class IntTensor(GroupedTensor):
     def _scales(self, start: int, stop: int) -> Floats:
         if prod(self.scales.shape) == 1:  # for all
             return np.broadcast_to(self.scales.read().reshape(1, 1), (stop - start, 1))
+        if len(self.scales.shape) == 1:
+            return self.scales.read()[start:stop, None]
         return floats_of(self.scales, start, stop)
 
     def _offsets(self, start: int, stop: int) -> Floats:

@@ -76,7 +76,7 @@ class ScaledFloats(FoldedTensor):
             return powers_of(self.scales.raw_rows(start, stop))
         if len(self.scales.shape) < 2:
             return self.scales.read().reshape(-1, 1)[start:stop]
-        return self.scales.read_rows(start, stop)
+        return self.scales.read_rows(start, stop).reshape(stop - start, -1)
 
 
 def scaled_floats(name: str, codes: Tensor, scales: Tensor, shape: tuple[int, ...], high: int, wide: int) -> Tensor:

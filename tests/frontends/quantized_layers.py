@@ -1,4 +1,4 @@
-"""Matrices as MLX, compressed-tensors, bitsandbytes and GPTQ save them: slow loops that pack a number at a time.
+"""Matrices as quantizers of other makers save them: slow loops that pack a number at a time.
 
 Codes are random, and so are the numbers they stand for: about as large as a model's weights are.
 """
@@ -180,6 +180,34 @@ def compressed_fp4(rows: int, columns: int, kind: str, whole: float = 1.0, seed:
         tensors["weight_scale"] = scales.view(torch.float8_e4m3fn)
         tensors["weight_global_scale"] = torch.tensor([whole], dtype=torch.float32)
     return Packed(tensors, packed.values / float(np.float32(whole)))
+
+
+# --- Model Optimizer ------------------------------------------------------------------------------
+
+
+def modelopt_floats(rows: int, columns: int, sides: tuple[int, int], shape: Sequence[int], seed: int = 0) -> Packed:
+    """E4M3; `sides`: rows and columns that share a scale; `shape`: of the scales."""
+    packed = compressed_bytes(rows, columns, "float", sides, seed=seed)
+    scales = packed.tensors["weight_scale"]
+    return Packed(
+        packed.tensors | {"weight_scale": scales if shape is None else scales.reshape(tuple(shape))}, packed.values
+    )
+
+
+def modelopt_powers(rows: int, columns: int, seed: int = 0) -> Packed:
+    """E4M3 and powers of 2."""
+    packed = mlx_floats(rows, columns, "mxfp8", seed)
+    codes = packed.tensors["weight"].view(torch.uint8).reshape(rows, columns).view(torch.float8_e4m3fn)
+    return Packed({"weight": codes, "weight_scale": packed.tensors["scales"]}, packed.values)
+
+
+def modelopt_fp4(rows: int, columns: int, kind: str, whole: float = 1.0, seed: int = 0) -> Packed:
+    """ "mxfp4", or "nvfp4" whose scales are multiplied by `whole`."""
+    packed = compressed_fp4(rows, columns, kind, 1.0, seed)
+    tensors = {"weight": packed.tensors["weight_packed"], "weight_scale": packed.tensors["weight_scale"]}
+    if kind == "nvfp4":
+        tensors["weight_scale_2"] = torch.tensor(whole, dtype=torch.float32)
+    return Packed(tensors, packed.values * float(np.float32(whole)))
 
 
 # --- bitsandbytes --------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Folders of MLX, compressed-tensors and bitsandbytes: what the model computes is what their numbers say."""
+"""Folders that other makers quantized: what the model computes is what their numbers say."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from quantized_layers import (
     compressed_ints,
     mlx_affine,
     mlx_floats,
+    modelopt_floats,
+    modelopt_fp4,
 )
 from quantized_reading import NEAR
 from reference import is_greedy, logits, saved_reference
@@ -65,6 +68,19 @@ def _compressed(format: str, **weights: Any) -> dict[str, Any]:
     return {"quantization_config": table | {"ignore": ["lm_head"], "quantization_status": "compressed"}}
 
 
+def _modelopt(layer: str, rows: int, columns: int, seed: int) -> Packed | None:
+    """What _MODELOPT says: attention in 8 bits, the rest but the head in 4."""
+    if "self_attn" in layer:
+        return modelopt_floats(rows, columns, (rows, columns), (), seed)
+    return modelopt_fp4(rows, columns, "nvfp4", 0.5, seed) if layer.endswith("_proj") else None
+
+
+_MODELOPT = {
+    "quantization_config": {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"],
+        "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}},
+    }
+}  # fmt: skip
 _BNB = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
 _BNB8 = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
 # kind -> keys of config.json, how a layer is packed, and the formats that keep them
@@ -87,6 +103,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], Pack, set[str]]] = {
         _compressed("nvfp4-pack", num_bits=4, type="float", strategy="tensor_group", group_size=16),
         _projection(lambda rows, columns, seed: compressed_fp4(rows, columns, "nvfp4", 2.0, seed)), {"nvfp4"},
     ),
+    "modelopt": (_MODELOPT, _modelopt, {"nvfp4"}),
     "bitsandbytes 4": (
         _BNB, _projection(lambda rows, columns, seed: bnb_four(rows, columns, "nf4", 64, 256, seed)), {"nf4"},
     ),
@@ -192,3 +209,16 @@ def test_what_config_json_does_not_tell_of(quantized: Callable[[str], Path], tmp
         edit(folder / "config.json", quantization=..., quantization_config=...)
         message = refusal(folder)
         assert f"model.layers.{{0-1}}.self_attn.q_proj.{name}" in message
+
+
+def test_a_file_of_its_own_for_what_is_quantized(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+    """Older exports of Model Optimizer have one, and nothing in config.json."""
+    folder = Path(shutil.copytree(quantized("modelopt"), tmp_path / "model"))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    edit(folder / "config.json", quantization_config=...)
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    with open_model(folder) as source:
+        assert {tensor.kept for tensor in source.tensors.values()} - {None} == {"nvfp4"}
+    for text, message in (("[]", "hf_quant_config.json"), ('{"quantization": 3}', "quantization = 3, wanted a table")):
+        (folder / "hf_quant_config.json").write_text(text)
+        assert message in refusal(folder)
