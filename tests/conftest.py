@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import inspect
 import json
@@ -28,6 +29,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two test processes with as many native threads as cores each only wait for one another.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub
+# A kernel that is made is a million objects and none of them garbage: as `llmc` itself does.
+gc.set_threshold(100_000)
 
 
 def _keep_to_one_core(worker: str) -> None:

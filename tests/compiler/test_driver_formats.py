@@ -140,6 +140,7 @@ def test_a_budget_too_small_says_what_would_do(tiny: Path, tmp_path: Path) -> No
     assert not (tmp_path / "a.llmc").exists()
 
 
+@pytest.mark.thorough
 def test_calibration_is_deterministic_and_changes_the_weights(tiny: Path, text: Path, tmp_path: Path) -> None:
     made = [
         compile_model(tiny, tmp_path / f"{i}.llmc", quant="c3", calib=calib, seed=0)

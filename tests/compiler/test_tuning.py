@@ -198,6 +198,7 @@ def _linear(kind: str, format: str, outputs: int = 64, columns: int = 256) -> Ke
 
 
 @pytest.mark.parametrize("format", ["q8", "c3"])
+@pytest.mark.thorough_if(case=lambda format: format == "c3")
 def test_a_kernel_runs_on_its_operands_and_knobs_do_not_change_it(format: str) -> None:
     target = targets.native()
     (one,) = tunable({"k": _linear("i8", format)}, target)

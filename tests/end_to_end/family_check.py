@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,12 @@ PROMPT, ANSWER = 41, 32  # tokens; windows and original contexts of the cases ar
 TOLERANCE = 1e-4  # which tells gelu from its approximation
 # Large enough that another one shows in the logits.
 EPS = dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), 0.02)
+
+
+def variants(kinds: Mapping[str, str]) -> set[str]:
+    """Of case -> kind: the cases whose kind an earlier one has."""
+    first: dict[str, str] = {}
+    return {case for case, kind in kinds.items() if first.setdefault(kind, case) != case}
 
 
 def _steps(model: Model, ids: list[int], chunk: int) -> np.ndarray:

@@ -250,6 +250,7 @@ def output(whole: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.thorough_if(case=lambda stop: stop == signal.SIGTERM)
 def test_a_compile_that_is_stopped(tiny_llama: Callable[..., Path], output: Path, stop: int) -> None:
     command = [sys.executable, "-m", "llmc", "compile", str(tiny_llama(seed=1)), "-o", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

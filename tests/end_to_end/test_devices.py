@@ -28,6 +28,8 @@ from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading.artifact import inspect, verify
 from llmc.runtime.loading.device_manifest import read_device_manifest
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
 

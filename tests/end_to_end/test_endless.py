@@ -19,6 +19,8 @@ from llmc.runtime.engine.window import Window, window_of
 from llmc.runtime.errors import RequestError
 from llmc.runtime.runner import Feed, Runner
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 SIZE = 32
 TEXT = [int(i) for i in np.random.default_rng(3).integers(5, 300, 120)]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}

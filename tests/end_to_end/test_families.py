@@ -26,7 +26,7 @@ from llmc.frontends.hf.families import known_families, load_family
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES, REMOTE, Remote
-from family_check import EPS, check
+from family_check import EPS, check, variants
 from family_lists.others import OTHERS
 from reference import saved_reference
 
@@ -51,7 +51,11 @@ def test_every_causal_model_of_transformers_is_accounted_for() -> None:
     assert there - known == set(OTHERS)
 
 
+VARIANTS = variants({case: model_type for case, (model_type, _) in CASES.items()})
+
+
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough_if(case=lambda case: case in VARIANTS)
 def test_family(case: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     model_type, config = CASES[case]
     folder = tiny_model(model_type, seed=len(case), **(EPS | config))

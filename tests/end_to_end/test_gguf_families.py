@@ -13,7 +13,7 @@ import pytest
 from llmc.frontends.gguf.architectures import ARCHITECTURES
 
 sys.path.insert(0, str(Path(__file__).parent))
-from family_check import EPS, check
+from family_check import EPS, check, variants
 from folder_to_gguf import write_gguf
 from gguf_cases import CASES, ENCODERS, TRANSLATORS
 from gguf_experts import ungate
@@ -27,7 +27,11 @@ def test_every_architecture_has_a_case() -> None:
     assert tested == set(ARCHITECTURES)
 
 
+VARIANTS = variants({case: kind for case, (kind, _, _) in CASES.items()})
+
+
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough_if(case=lambda case: case in VARIANTS)
 def test_architecture(case: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     kind, model_type, config = CASES[case]
     folder = tiny_model(model_type, seed=len(case), **{**EPS, **config})

@@ -12,6 +12,8 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.runtime.runner import Feed
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 IDS = [(7 * i * i + 3) % 90 for i in range(40)]
 
 
@@ -33,6 +35,7 @@ def test_logits_are_near_and_chunks_change_nothing(
 
 
 @pytest.mark.parametrize("kv", ["q8", "q4"])
+@pytest.mark.thorough_if(case=lambda kv: kv == "q8")
 def test_a_page_copied_whole_is_the_same_page(kv: str, tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     path = compile_model(tiny_llama(), tmp_path / "a.llmc", kv=kv).path
     with llmc.load(path) as model:

@@ -21,6 +21,8 @@ from llmc.runtime.errors import ArtifactError
 from llmc.runtime.workers import launch as launching
 from llmc.runtime.workers.launch import launch
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 LLMC = [sys.executable, "-m", "llmc"]
 ENDLESS = ("abc", "--raw", "--max-tokens", "100000", "--endless", "sinks", "--temperature", "0", "--threads", "1")

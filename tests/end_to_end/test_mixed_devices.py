@@ -99,6 +99,7 @@ LACKING = (
 
 
 @pytest.mark.parametrize("devices", ["cpu;cuda:0", "cuda:0;cpu"])
+@pytest.mark.thorough_if(case=lambda devices: devices.startswith("cuda"))
 def test_commands_for_devices_of_two_kinds(
     devices: str, mixed: Callable[[str, str], Path], device: dict[str, str]
 ) -> None:

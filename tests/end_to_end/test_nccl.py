@@ -29,6 +29,7 @@ from test_launch import ENDLESS, LLMC, MPIRUN, workers_of
 pytestmark = [
     pytest.mark.skipif(not emulated.available(), reason="no g++ here, or not an x86-64 processor"),
     pytest.mark.mpi,
+    pytest.mark.usefixtures("plain_code"),
 ]
 TARGET = "cuda:sm_80"
 PROMPT, NEW_TOKENS = list(range(5, 40)), 12

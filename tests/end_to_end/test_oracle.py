@@ -14,6 +14,8 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.runtime import Engine, Model
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 SCHEDULES = 20
 _WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
 # What is particular -> model_type, its config, format of weights, format of pages.

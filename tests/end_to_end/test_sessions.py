@@ -13,6 +13,8 @@ from llmc.compiler.driver import compile_model
 from llmc.runtime.cache.session_file import load_session, save_session
 from llmc.runtime.loading.manifest import read_manifest
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 _WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
 IDS = [(11 * n + 3) % 60 for n in range(70)]
 

@@ -18,6 +18,8 @@ from llmc.runtime.model import Model
 sys.path.insert(0, str(Path(__file__).parent))
 from latent_cases import EXPERTS, LATENT, YARN
 
+pytestmark = pytest.mark.usefixtures("plain_code")
+
 IDS = [(7 * i * i + 3) % 90 for i in range(40)]
 PAGES = 3
 # model_type, config, dtype of the cache, greatest error of a number about 1 in size

@@ -164,6 +164,7 @@ def test_logits_are_those_of_transformers(quantized: Callable[[str], Path], kind
 @pytest.mark.parametrize(
     ("kind", "kept"), [("mlx plain", "q4_b64"), ("compressed nvfp4", "nvfp4"), ("bitsandbytes 4", "nf4")]
 )
+@pytest.mark.thorough_if(case=lambda kept: kept != "nf4")
 def test_a_compiled_model_keeps_the_codes(
     quantized: Callable[[str], Path], kind: str, kept: str, tmp_path: Path
 ) -> None:

@@ -209,6 +209,8 @@ def greatest_case(rng: Rng, name: str) -> Case:
 
 
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
+# One of each kind of codes, scales and offsets: for tests of what reads weights as others do.
+FEW_FORMATS = ("q8", "q5", "q4", "q3h", "c4", "c2h", "q4_0", "q4_k", "q6_k", "iq2_xxs", "nvfp4", "nf4")
 TURNS = {name: number % 2 for number, name in enumerate(BLOCK_FORMATS)}  # which half it is of, where a test takes one
 
 

@@ -28,6 +28,7 @@ def test_kernel_equals_its_meaning(op: str, variant: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough_if(case=lambda kind, size: size in (16, 80) and kind in ("f32", "q8"))
 def test_heads_of_every_size(kind: str, size: int) -> None:
     """Sizes that fill registers, groups of codes and blocks of the rotation, and such that do not."""
     rng = np.random.default_rng([size, *map(ord, kind)])

@@ -12,7 +12,7 @@ from llmc.compiler.kv_pages import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import attention
-from kernel_cases import BLOCK_FORMATS, fixed, run
+from kernel_cases import BLOCK_FORMATS, FEW_FORMATS, fixed, run
 from latent_kernel_cases import LATENT_CASES, head_linear_case
 from test_kernels import VARIANTS, WIDTHS
 
@@ -31,5 +31,6 @@ def test_many_heads_that_share_a_key_are_several_tasks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.thorough_if(case=lambda format: format not in FEW_FORMATS)
 def test_every_block_format_equals_its_meaning(format: str) -> None:
     run(fixed(head_linear_case(np.random.default_rng([*map(ord, format)]), "i8", format)), VARIANTS["native"])
