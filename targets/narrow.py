@@ -64,6 +64,29 @@ def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: boo
     return joined([dot(a, w) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
 
 
+def multiplies_signed(target: Target) -> bool:
+    """Whether weights above 127 are quicker less 128, by `signed_dot`, than as they are by `byte_dot`."""
+    return target.has("avx2") and not target.has("avx512bw") and not target.has("avx_vnni")
+
+
+def signed_dot(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
+    """acc + sum over 4 of s8 weights (int32x16 words) * activations (one int32 word of s8 above -128), exact.
+
+    Where `multiplies_signed`: sizes of weights times activations with the weights' signs, of which two fit into 16
+    bits, for 2 * 128 * 127 does.
+    """
+    count = _registers(target)
+    lanes = LANES // count
+    x = _as(T.broadcast(activations, lanes), f"int8x{4 * lanes}")
+    ones = _all(1, 2 * lanes, "int16")
+    parts = []
+    for total, words in zip(split(acc, count), split(weights, count), strict=True):
+        w = _as(words, f"int8x{4 * lanes}")
+        size, turned = (_call(_PSIGN, f"int8x{4 * lanes}", own, w) for own in (w, x))
+        parts.append(total + _pmaddwd(_pmaddubsw(_as(size, f"int32x{lanes}"), turned, lanes), ones, lanes))
+    return joined(parts)
+
+
 def sums_of_pairs(target: Target, top: int) -> int:
     """How many dots of four columns, of weights up to `top`, may be summed in 16 bits first; 1: that saves nothing."""
     if target.has("avx_vnni") or target.has("avx512_vnni") or not target.has("avx2"):
@@ -125,6 +148,7 @@ def _vnni(activations: Any, lanes: int) -> Dot:
     return lambda acc, w: _call("llvm.x86.avx512.vpdpbusd.256", "int32x8", acc, _as(w, "int8x32"), x)
 
 
+_PSIGN = "llvm.x86.avx2.psign.b"
 _PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
 _PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 

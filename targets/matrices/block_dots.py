@@ -9,13 +9,15 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import MIDDLE, TILE
 from llmc.targets.matrices.linear import get, put, zeros
-from llmc.targets.narrow import add_pairs, pairs_added, sums_of_pairs
+from llmc.targets.narrow import add_pairs, pairs_added, signed_dot, sums_of_pairs
 from llmc.targets.target import Target
 from llmc.targets.vector import dot4, held, i32, registers, splat
 
 
 def start_of(zero: int, stored: Any) -> Any:
     """int32x16: where a dot begins whose bytes stand for themselves less `zero`, from quantize_rows's start for 128."""
+    if not zero:
+        return splat(i32(0))
     part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
     start, less = splat(stored), (MIDDLE // part).bit_length() - 1
     if less:
@@ -30,17 +32,17 @@ def start_times(zero: int) -> int:
 
 def add_dots(
     target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: Iterator[Any], starts: list[Any],
-    times: int = 1,
+    times: int = 1, signed: bool = False,
 ) -> Any:  # fmt: skip
     """(rows * 16,) int32: `starts`, one int32x16 a row, plus dots of codes (M, words) of int8 with weights.
 
     Of rows from `row` and groups of four columns from `first` on, `groups` of them. `words` has int32x16 of each group,
-    bytes up to `top`. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
+    bytes up to `top`, or `signed` ones. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
     """
     dots = registers((len(starts) * TILE,), "int32")
     for r, start in enumerate(starts):
         put(dots, r, start)
-    run = sums_of_pairs(target, top)
+    run = 1 if signed else sums_of_pairs(target, top)
     assert times == 1 or run > 1
     for begin in range(0, groups, run):
         sums = dots if run == 1 else zeros(len(starts), "int32")
@@ -48,7 +50,9 @@ def add_dots(
             word = next(words)
             for r in range(len(starts)):
                 x = codes[row + r, first + group]
-                if run == 1:
+                if signed:
+                    put(dots, r, signed_dot(target, get(dots, r), word, x))
+                elif run == 1:
                     put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
                 else:
                     put(sums, r, add_pairs(target, get(sums, r), word, held(splat(x), "int32")))

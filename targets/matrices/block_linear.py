@@ -76,7 +76,7 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
             reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= target.knobs.few_rows)
             reader.begin()
             with imported(*functions(target, reader.top)), T.serial(0, columns // CHUNK) as chunk:
-                words = reader.values(chunk)
+                words = reader.multiplied(chunk)
                 for block in range(CHUNK // format.block):
                     _add_block(reader, left, chunk, block, words, row, rows, acc)
             return _finish(reader, acc, rows)
@@ -152,13 +152,21 @@ def _add_block(
     offset = None if format.whole else reader.offset(chunk, block, scale)
 
     def start(r: int, part: Any) -> Any:
-        return start_of(reader.zero, totals[row + r, finer + part]) if format.whole else splat(i32(0))
+        return start_of(reader.start_zero, totals[row + r, finer + part]) if format.whole else splat(i32(0))
 
     groups = step // 4
     dots = [
         add_dots(
-            reader.target, reader.top, codes, row, part * groups, groups, words, [start(r, part) for r in range(rows)]
-        )
+            reader.target,
+            reader.top,
+            codes,
+            row,
+            part * groups,
+            groups,
+            words,
+            [start(r, part) for r in range(rows)],
+            signed=reader.signed,
+        )  # fmt: skip
         for part in parts
     ]
     for r in range(rows):

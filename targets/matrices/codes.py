@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, places
 from llmc.targets.matrices.streams import ask_ahead
-from llmc.targets.narrow import base_of, digits
+from llmc.targets.narrow import base_of, digits, multiplies_signed
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     dots_any_bytes,
@@ -32,6 +32,7 @@ from llmc.targets.vector import (
     widen_f16,
 )
 
+_TOP_BITS = -0x7F7F7F80  # of each byte
 CHUNK = 64  # columns of a step of the reduction
 
 
@@ -65,6 +66,16 @@ class Tile:
     def top(self) -> int:
         """The greatest byte."""
         return self.format.top if self.table is None else int(self.table.max())
+
+    @property
+    def signed(self) -> bool:
+        """Whether bytes are multiplied as signed ones: less MIDDLE, where they are too great as they are."""
+        return self.format.whole and self.top >= MIDDLE and multiplies_signed(self.target)
+
+    @property
+    def start_zero(self) -> int:
+        """The byte that stands for a weight of zero, as it is multiplied."""
+        return self.zero - MIDDLE if self.signed else self.zero
 
     @property
     def _centred(self) -> bool:
@@ -141,6 +152,11 @@ class Tile:
                     continue
                 for column in table.reshape(len(table), -1).T:
                     yield held(lookup(self.target, column, word), "int32")
+
+    def multiplied(self, chunk: Any) -> Iterator[Any]:
+        """`values` as they are multiplied: where `signed`, less MIDDLE."""
+        for word in self.values(chunk):
+            yield held(T.bitwise_xor(word, splat(i32(_TOP_BITS))), "int32") if self.signed else word
 
     def scale(self, chunk: Any, block: int) -> Any:
         """float32x16 scales of the chunk's block; without the row's for the "row" kind."""

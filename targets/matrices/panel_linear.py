@@ -38,10 +38,11 @@ def multiply(
     """
     *left, weight = buffers
     reader = Tile(target, format, weight, columns, tile, quick=False, asks=False)
-    halved = reader.top >= MIDDLE and sums_of_pairs(target, _HALF - 1) > 1
+    signed = reader.signed
+    halved = not signed and reader.top >= MIDDLE and sums_of_pairs(target, _HALF - 1) > 1
     pieces: list[Piece] = [_low, _high] if halved else [_as_it_is]
     top = _HALF - 1 if halved else reader.top
-    times = start_times(reader.zero) if format.whole and sums_of_pairs(target, top) > 1 else 1
+    times = start_times(reader.zero) if format.whole and not signed and sums_of_pairs(target, top) > 1 else 1
     panel = Panel(reader, pieces, PANEL // len(pieces), times)
     rows = Rows(panel, left, start, count, target.knobs.row_block)
 
@@ -49,7 +50,7 @@ def multiply(
         if not format.whole:
             return splat(i32(0))
         stored = rows.total(row, step)
-        return splat(stored) if times > 1 else start_of(reader.zero, stored)
+        return splat(stored) if times > 1 else start_of(reader.start_zero, stored)
 
     def dots(chunk: Any, at: Any, step: int, row: Any, several: int) -> Any:
         if step == 0:
@@ -60,7 +61,7 @@ def multiply(
         for piece in range(len(pieces)):
             found = add_dots(
                 target, top, left[0], start + row, chunk * WORDS + first, groups,
-                panel.held_words(at, first, groups, piece), sums, times * _HALF**piece,
+                panel.held_words(at, first, groups, piece), sums, times * _HALF**piece, signed,
             )  # fmt: skip
             sums = [get(found, r) for r in range(several)]
         return found

@@ -44,7 +44,7 @@ class Panel:
 
     def unpack(self, chunk: Any, at: Any) -> None:
         """A chunk of the tile, as the panel's `at`-th."""
-        for group, word in enumerate(self.reader.values(chunk)):
+        for group, word in enumerate(self.reader.multiplied(chunk)):
             for number, piece in enumerate(self.pieces):
                 T.buffer_store(self.words, piece(word), [lanes(self.place(at, group, number))])
         for block in range(self.blocks):

@@ -197,12 +197,15 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
     return Case(op, [*x, weight], {"format": name, "width": outputs}, tuple(range(len(x))))
 
 
-def greatest_case(rng: Rng, name: str) -> Case:
-    """Dots as great as the format has them, of both signs: the greatest code, and activations of 127 and of -127."""
+def greatest_case(rng: Rng, name: str, least: bool = False) -> Case:
+    """Dots as great as the format has them, of both signs: the greatest code, and activations of 127 and of -127.
+
+    Or the least code, which stands for as much where zero is in the middle.
+    """
     format = block_format(name)
     codes = np.arange(format.top + 1) if format.values is None else format.values.reshape(len(format.values), -1).sum(1)
     x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 512, axis=1)
-    weight = packed(rng, name, 16, 512, int(np.argmax(codes)))
+    weight = packed(rng, name, 16, 512, int(np.argmin(codes) if least else np.argmax(codes)))
     left = format.left(meaning.quantize_rows(x))
     # Scales and offsets cancel in some outputs; a sum that does not fit would be off by far more.
     return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
