@@ -34,6 +34,7 @@ READABLE: dict[str, tuple[int, int]] = {
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
     "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
     "IQ4_XS": (256, 136),
     "IQ3_S": (256, 110),
     "IQ3_XXS": (256, 98),

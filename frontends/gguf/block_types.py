@@ -144,3 +144,12 @@ def mxfp4(raw: U8) -> Blocks:
     if ((kept != scale) & (codes & np.uint8(7)).any(1)).any():  # the scale of zeros does not matter
         raise SourceError("MXFP4 blocks of a scale that float16 cannot hold; compile with --quant q4 or another format")
     return codes, {"scale": np.where(kept == scale, kept, np.float16(0))}
+
+
+def nvfp4(raw: U8) -> Blocks:
+    # Four blocks of 16, as MXFP4's are; scales are E4M3 without a sign, whose greatest code is zero.
+    codes = spread(raw[:, 4:].reshape(-1, 8), 1, 4).reshape(len(raw), 64)
+    stored = raw[:, :4] & np.uint8(0x7F)
+    exponent, fraction = (stored >> 3).astype(np.int32), (stored & np.uint8(7)).astype(np.float32)
+    scale = np.ldexp(np.where(exponent == 0, fraction, 8 + fraction), np.maximum(exponent, 1) - 11)
+    return codes, {"scale": np.where(raw[:, :4] == 0x7F, 0, scale).astype(np.float16)}

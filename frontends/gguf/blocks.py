@@ -66,6 +66,7 @@ _KINDS: dict[str, tuple[str, Callable[[U8], Blocks]]] = {
     "Q5_1": ("q5_1", block_types.q5_1),
     "IQ4_NL": ("iq4_nl", block_types.q4_0),
     "MXFP4": ("mxfp4", block_types.mxfp4),
+    "NVFP4": ("nvfp4", block_types.nvfp4),
     "Q2_K": ("q2_k", block_types.q2_k),
     "Q3_K": ("q3_k", block_types.q3_k),
     "Q4_K": ("q4_k", block_types.q4_k),

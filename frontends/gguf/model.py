@@ -14,6 +14,7 @@ from llmc.frontends.gguf.encoder_decoder import never_used
 from llmc.frontends.gguf.experts import guess_ahead
 from llmc.frontends.gguf.file import GgufFile
 from llmc.frontends.gguf.latent import STACKED
+from llmc.frontends.gguf.scaled import with_scales
 from llmc.frontends.gguf.spec import derive_spec
 from llmc.frontends.gguf.split import model_stem, read_parts
 from llmc.frontends.gguf.tokenizer import make_tokenizer, token_texts
@@ -36,7 +37,7 @@ def read_gguf_model(path: Path, spec: ModelSpec | None) -> Source:
 
 def _read(file: GgufFile, path: Path, spec: ModelSpec | None) -> Source:
     factors = {name: _vector(tensor) for name, tensor in file.tensors.items() if name in FACTORS}
-    tensors = {name: _squared(tensor) for name, tensor in (file.listed | file.tensors).items()}
+    tensors = {name: _squared(tensor) for name, tensor in with_scales(file.listed | file.tensors).items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     spec = spec or derive_spec(file.metadata, shapes, model_stem(path), factors)
     tokenizer = check_tokenizer(make_tokenizer(file.metadata), "tokenizer.ggml.*")

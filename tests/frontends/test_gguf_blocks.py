@@ -44,6 +44,7 @@ TYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "TQ1_0": ("tq2_0", (52,)),
     "TQ2_0": ("tq2_0", (64,)),
     "MXFP4": ("mxfp4", ()),  # its scale is a byte, a power of two
+    "NVFP4": ("nvfp4", ()),  # its scales are bytes, E4M3
 }
 QUANTIZABLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # by the gguf package
 

@@ -6,7 +6,7 @@ That a type's numbers are kept bit for bit is test_gguf_blocks.py's, that a form
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ def _blocks(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> np
     if stored == "MXFP4":
         raw[:, :, 0] = 121
         return raw.reshape(shape[0], -1)
+    if stored == "NVFP4":
+        raw[:, :, :4] = rng.integers(2, 12, (*raw.shape[:2], 4))
+        return raw.reshape(shape[0], -1)
     _set_scales(raw, stored, np.float16(1e-3))
     values = quants.dequantize(raw.reshape(shape[0], -1), kind)
     _set_scales(raw, stored, np.float16(1e-3 * shape[1] ** -0.5 / values.std()))
@@ -68,10 +71,10 @@ def _set_scales(raw: np.ndarray, stored: str, scale: np.float16) -> None:
 
 
 @pytest.fixture
-def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[[str], Path]:
-    """A function `type -> file`: two layers of 256 channels, every matrix of that type."""
+def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[..., Path]:
+    """A function `type, more tensors -> file`: two layers of 256 channels, every matrix of that type."""
 
-    def write(stored: str) -> Path:
+    def write(stored: str, more: Mapping[str, np.ndarray] | None = None) -> Path:
         rng = np.random.default_rng(len(stored))
         tensors: dict[str, Any] = {name: _blocks(stored, shape, rng) for name, shape in _shapes().items()}
         norms = ["output_norm", *(f"blk.{i}.{name}_norm" for i in range(2) for name in ("attn", "ffn"))]
@@ -79,7 +82,7 @@ def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[[str], Path]:
         keys = {
             "llama.embedding_length": np.uint32(HIDDEN), "llama.feed_forward_length": np.uint32(FFN),
         }  # fmt: skip
-        return tiny_gguf(keys=keys, tensors=tensors, quant=stored)
+        return tiny_gguf(keys=keys, tensors=tensors | dict(more or {}), quant=stored)
 
     return write
 
