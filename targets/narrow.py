@@ -78,12 +78,11 @@ def signed_dot(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
     count = _registers(target)
     lanes = LANES // count
     x = _as(T.broadcast(activations, lanes), f"int8x{4 * lanes}")
-    ones = _all(1, 2 * lanes, "int16")
     parts = []
     for total, words in zip(split(acc, count), split(weights, count), strict=True):
         w = _as(words, f"int8x{4 * lanes}")
         size, turned = (_call(_PSIGN, f"int8x{4 * lanes}", own, w) for own in (w, x))
-        parts.append(total + _pmaddwd(_pmaddubsw(_as(size, f"int32x{lanes}"), turned, lanes), ones, lanes))
+        parts.append(_pairs_of_bytes(turned, lanes)(total, size))
     return joined(parts)
 
 

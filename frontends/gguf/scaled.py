@@ -13,6 +13,8 @@ import numpy as np
 
 from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import Quantized
+from llmc.frontends.gguf.blocks import kept_format
+from llmc.frontends.quantized.folded_tensor import FoldedTensor
 from llmc.frontends.quantized.grouped import half_of
 from llmc.frontends.tensor import Floats, Tensor
 
@@ -21,7 +23,7 @@ _WEIGHT, _SCALE, _INPUT = ".weight", ".scale", ".input_scale"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledBlocks(Tensor):
+class ScaledBlocks(FoldedTensor):
     """Blocks whose values are `times` as great: one number, or one for each of as many parts of the rows."""
 
     times: Tensor
@@ -32,9 +34,9 @@ class ScaledBlocks(Tensor):
         return True
 
     @property
-    def by_rows(self) -> bool:
-        """Always."""
-        return True
+    def kept(self) -> str | None:
+        """The format of the blocks, with scales that float16 has, or has nearly (`half_of`)."""
+        return kept_format(self.stored) if len(self.shape) == 2 else None
 
     def _rows(self, start: int, stop: int) -> Floats:
         with np.errstate(over="ignore"):
@@ -66,7 +68,7 @@ def with_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         times = result.pop(stem + _SCALE, None)
         if times is None:
             continue
-        if times.stored != "F32" or times.shape not in {(1,), (tensor.shape[0],) if len(tensor.shape) > 2 else (1,)}:
+        if times.stored != "F32" or times.shape not in {(1,), tensor.shape[:-2]}:
             faults.append(f"{times.name} is {times.stored} {list(times.shape)} for {list(tensor.shape)}")
             continue
         own = {field.name: getattr(tensor, field.name) for field in fields(tensor)}

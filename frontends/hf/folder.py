@@ -102,11 +102,13 @@ def read_folder(folder: Path, spec: ModelSpec | None, weights: Path | None = Non
 
 def _packing(folder: Path, config: dict[str, Any]) -> Packing | None:
     faults: list[str] = []
+    where = "config.json"
     if KEY not in config and (folder / modelopt.FILE).exists():
+        where = modelopt.FILE
         config = config | {KEY: modelopt.as_in_config(_json(folder, modelopt.FILE, MAX_CONFIG), faults)}
     packing = packing_of(config, faults)
     if faults:
-        raise SourceError(f"config.json: {'; '.join(faults)}")
+        raise SourceError(f"{where}: {'; '.join(faults)}")
     return packing
 
 

@@ -31,7 +31,7 @@ def as_in_config(said: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
     """What FILE says, as it would stand in config.json."""
     table = said.get("quantization")
     if not isinstance(table, dict):
-        faults.append(f"{FILE}: quantization = {clip(table)}, wanted a table")
+        faults.append(f"quantization = {clip(table)}, wanted a table")
         return {}
     return table | {"quant_method": METHOD}
 

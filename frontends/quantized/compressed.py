@@ -21,12 +21,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.errors import SourceError
 from llmc.frontends.quantized.bits import unpack
-from llmc.frontends.quantized.folded_tensor import misfits
 from llmc.frontends.quantized.fp4 import MXFP4, NVFP4, fp4_tensor
 from llmc.frontends.quantized.grouped import FLOATS, GroupedTensor, Offset, floats_of
-from llmc.frontends.quantized.packing import Parts, by_layer, wrong_types
+from llmc.frontends.quantized.packing import Parts, fold_layers, wrong_types
 from llmc.frontends.quantized.scaled_floats import CODES, POWERS, scaled_floats, scales_of
 from llmc.frontends.quantized.words import in_order
 from llmc.frontends.tensor import Floats, Tensor
@@ -37,11 +35,6 @@ PACKED, SCALE, ZERO, SHAPE, ORDER, GLOBAL = (
     "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale"
 )  # fmt: skip
 PARTS = (PACKED, SCALE, ZERO, SHAPE, ORDER, GLOBAL)
-ACTIVATIONS = frozenset(
-    f"{what}_{part}"
-    for what in ("input", "output", "q", "k", "v")
-    for part in ("scale", "zero_point", "global_scale")
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,23 +98,7 @@ class CompressedPacking:
 
     def fold(self, found: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """One tensor LAYER.weight in place of those that hold it; what is of activations is left out."""
-        layers, others = by_layer(found, PARTS)
-        result = {name: tensor for name, tensor in others.items() if name.rpartition(".")[2] not in ACTIVATIONS}
-        if not layers:
-            raise SourceError(f"{where}: quantized by compressed-tensors, but no tensor is; fetch the whole model")
-        faults: dict[str, list[str]] = {}
-        for layer, parts in layers.items():
-            name = f"{layer}.weight"
-            if name in result:
-                parts["weight"] = result.pop(name)
-            made = self._matrix(name, parts)
-            if isinstance(made, Tensor):
-                result[name] = made
-            else:
-                faults.setdefault(made, []).append(name)
-        if faults:
-            raise misfits(where, faults)
-        return result
+        return fold_layers(found, where, "compressed-tensors", PARTS, self._matrix)
 
     def _matrix(self, name: str, parts: Parts) -> Tensor | str:
         """The matrix by the first scheme that its tensors fit, or why they fit none."""

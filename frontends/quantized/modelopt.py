@@ -18,16 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from llmc.compiler.errors import SourceError
 from llmc.compiler.formats import block_format
-from llmc.frontends.quantized.compressed import ACTIVATIONS, IntTensor
-from llmc.frontends.quantized.folded_tensor import misfits
+from llmc.frontends.quantized.compressed import IntTensor
 from llmc.frontends.quantized.fp4 import MXFP4, NVFP4, fp4_tensor
-from llmc.frontends.quantized.packing import Parts, by_layer
+from llmc.frontends.quantized.packing import WEIGHT, Parts, fold_layers
 from llmc.frontends.quantized.scaled_floats import CODES, POWERS, scaled_floats, scales_of
 from llmc.frontends.tensor import Tensor
 
-WEIGHT, SCALE, SCALE_2, BEFORE = "weight", "weight_scale", "weight_scale_2", "pre_quant_scale"
+SCALE, SCALE_2, BEFORE = "weight_scale", "weight_scale_2", "pre_quant_scale"
 SQUARE, POWER_BLOCK = 128, 32
 
 
@@ -37,23 +35,7 @@ class ModelOptPacking:
 
     def fold(self, found: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """One tensor LAYER.weight in place of those that hold it; what is of activations is left out."""
-        layers, others = by_layer(found, (SCALE, SCALE_2, BEFORE))
-        result = {name: tensor for name, tensor in others.items() if name.rpartition(".")[2] not in ACTIVATIONS}
-        if not layers:
-            raise SourceError(f"{where}: quantized by modelopt, but no tensor is a {SCALE}; fetch the whole model")
-        faults: dict[str, list[str]] = {}
-        for layer, parts in layers.items():
-            name = f"{layer}.{WEIGHT}"
-            if name in result:
-                parts[WEIGHT] = result.pop(name)
-            made = _matrix(name, parts)
-            if isinstance(made, Tensor):
-                result[name] = made
-            else:
-                faults.setdefault(made, []).append(name)
-        if faults:
-            raise misfits(where, faults)
-        return result
+        return fold_layers(found, where, "modelopt", (SCALE, SCALE_2, BEFORE), _matrix)
 
 
 def _matrix(name: str, parts: Parts) -> Tensor | str:

@@ -155,20 +155,14 @@ def _add_block(
         return start_of(reader.start_zero, totals[row + r, finer + part]) if format.whole else splat(i32(0))
 
     groups = step // 4
-    dots = [
-        add_dots(
-            reader.target,
-            reader.top,
-            codes,
-            row,
-            part * groups,
-            groups,
-            words,
-            [start(r, part) for r in range(rows)],
-            signed=reader.signed,
-        )  # fmt: skip
-        for part in parts
-    ]
+
+    def dots_of(part: Any) -> Any:
+        starts = [start(r, part) for r in range(rows)]
+        return add_dots(
+            reader.target, reader.top, codes, row, part * groups, groups, words, starts, signed=reader.signed
+        )
+
+    dots = [dots_of(part) for part in parts]
     for r in range(rows):
         own_scales = [scales[row + r, T.floordiv(part * step, BLOCK)] for part in parts]
         own_totals = None if offset is None else [totals[row + r, finer + part] for part in parts]

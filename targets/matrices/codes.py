@@ -32,7 +32,6 @@ from llmc.targets.vector import (
     widen_f16,
 )
 
-_TOP_BITS = -0x7F7F7F80  # of each byte
 CHUNK = 64  # columns of a step of the reduction
 
 
@@ -156,7 +155,7 @@ class Tile:
     def multiplied(self, chunk: Any) -> Iterator[Any]:
         """`values` as they are multiplied: where `signed`, less MIDDLE."""
         for word in self.values(chunk):
-            yield held(T.bitwise_xor(word, splat(i32(_TOP_BITS))), "int32") if self.signed else word
+            yield held(T.bitwise_xor(word, _bytes_of(MIDDLE)), "int32") if self.signed else word
 
     def scale(self, chunk: Any, block: int) -> Any:
         """float32x16 scales of the chunk's block; without the row's for the "row" kind."""

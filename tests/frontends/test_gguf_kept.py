@@ -41,7 +41,7 @@ def _shapes() -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def _blocks(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def sized_blocks(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Bytes of blocks: by gguf's quantizer where it has one, else random codes under sensible scales."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
@@ -76,7 +76,7 @@ def kept_gguf(tiny_gguf: Callable[..., Path]) -> Callable[..., Path]:
 
     def write(stored: str, more: Mapping[str, np.ndarray] | None = None) -> Path:
         rng = np.random.default_rng(len(stored))
-        tensors: dict[str, Any] = {name: _blocks(stored, shape, rng) for name, shape in _shapes().items()}
+        tensors: dict[str, Any] = {name: sized_blocks(stored, shape, rng) for name, shape in _shapes().items()}
         norms = ["output_norm", *(f"blk.{i}.{name}_norm" for i in range(2) for name in ("attn", "ffn"))]
         tensors |= {f"{name}.weight": 1 + 0.1 * rng.standard_normal(HIDDEN).astype(np.float32) for name in norms}
         keys = {
