@@ -23,7 +23,7 @@ from llmc.compiler.spec.sources import (
 from llmc.compiler.spec.tensors import encoder_layers, is_norm, is_stacked
 from llmc.frontends.expert_tensors import gather, gather_vectors, names_of
 from llmc.frontends.tensor import READABLE, Tensor
-from llmc.frontends.tensor_view import flat, view
+from llmc.frontends.tensor_view import flat, squeezed, view
 
 SHOWN = 40  # groups of names in one error
 PAIRED, PAIR_LENGTH = 20, 100  # groups and characters of them that are compared for near names
@@ -115,6 +115,7 @@ def bind(
     if spec.norm.weight == "plus_one":
         present = {ours: replace(tensor, plus=1.0) if is_norm(ours) else tensor for ours, tensor in present.items()}
     present = {ours: flat(tensor) if sources[ours].flat else tensor for ours, tensor in present.items()}
+    present = {ours: squeezed(tensor) if sources[ours].squeezed else tensor for ours, tensor in present.items()}
     groups = spec.attention.kv_heads
     read = {ours: before_turning(shape, sources[ours], groups) for ours, shape in shapes.items()}
     places, shape_faults = _places(spec, sources, read, present)

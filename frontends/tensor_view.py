@@ -133,6 +133,14 @@ class FlatView(TensorView):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SqueezedView(TensorView):
+    """`viewed` without its dimensions of 1."""
+
+    def _taken(self, start: int, stop: int) -> Floats:
+        return self.viewed.read().reshape(self.shape)[start:stop]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormalizedView(TensorView):
     """The rows of `viewed`, each divided by its length."""
 
@@ -167,6 +175,11 @@ class TurnedView(TensorView):
 def flat(tensor: Tensor) -> Tensor:
     """The tensor as a vector."""
     return FlatView.of(tensor, (math.prod(tensor.shape),))
+
+
+def squeezed(tensor: Tensor) -> Tensor:
+    """The tensor without dimensions of 1."""
+    return SqueezedView.of(tensor, tuple(size for size in tensor.shape if size != 1))
 
 
 def view(tensor: Tensor, source: Source, shape: tuple[int, ...], place: Layout, groups: int = 1) -> Tensor:

@@ -21,6 +21,7 @@ from llmc.targets.attention import (
     cross_attention,
     grow_queries,
     heads,
+    short_convolution,
     store_kv,
     turn_keys,
 )
@@ -67,6 +68,7 @@ KERNELS: dict[str, Kernel] = {
     "attention_by_distance": attention.attention_by_distance,
     "cross_attention": cross_attention.cross_attention,
     "store_kv": store_kv.store_kv,
+    "short_convolution": short_convolution.short_convolution,
     "grow_queries": grow_queries.grow_queries,
     "activate": elementwise.activate,
     "gated": elementwise.gated,

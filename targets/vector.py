@@ -281,6 +281,13 @@ def near_bf16(x: Any) -> Any:
     return T.reinterpret(T.bitwise_and(bits, splat(i32(-65536))), dtype="float32x16")
 
 
+def even_bf16(x: Any) -> Any:
+    """float32x16 -> the bits of the nearest bfloat16, ties to even, uint16x16."""
+    bits = T.reinterpret(x, dtype="int32x16")
+    odd = T.bitwise_and(T.shift_right(bits, splat(i32(16))), splat(i32(1)))
+    return T.cast(T.shift_right(bits + splat(i32(0x7FFF)) + odd, splat(i32(16))), "uint16x16")
+
+
 def widened(bits: Any) -> Any:
     """A scalar bfloat16's int32 bits -> float32."""
     return T.reinterpret(T.shift_left(bits, i32(16)), dtype="float32")

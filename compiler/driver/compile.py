@@ -14,6 +14,8 @@ from llmc.compiler.driver.libraries import lowered, write_libraries
 from llmc.compiler.driver.request import Request, check_request, read_spec
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.driver.write import write_weights
+from llmc.compiler.errors import LlmcError
+from llmc.compiler.meaning.convolution import KINDS as CONVOLVED
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.parts import part_sizes
 from llmc.targets.target import cpus
@@ -96,6 +98,7 @@ def _model_artifact(
     try:
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
+        _check_convolutions(model.spec, request)
         plan = make_plan(request, model, report)
         if request.placement is not None:
             from llmc.compiler.driver.devices import write_devices
@@ -104,6 +107,16 @@ def _model_artifact(
         return write_artifact(request, chosen, knobs, model, plan, report)
     finally:
         model.close()
+
+
+def _check_convolutions(spec: ModelSpec, request: Request) -> None:
+    """Raises LlmcError for what a model with convolutions cannot do."""
+    if spec.convolution is None:
+        return
+    if request.kv not in ("auto", *CONVOLVED):
+        raise LlmcError(f"--kv {request.kv}: a model with convolutions keeps {' or '.join(CONVOLVED)}; leave it out")
+    if request.placement is not None:
+        raise LlmcError("--devices: a model with convolutions is for one device; leave it out")
 
 
 def _path(value: str | Path | None) -> Path | None:

@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.ops import attending, collective, core, experts, latent, quantized, turning
+from llmc.compiler.ops import attending, collective, convolution, core, experts, latent, quantized, turning
 from llmc.compiler.ops.op import Attr, Op
 
 __all__ = ["OPS", "PREFIX", "Attr", "Op", "call", "emit", "match", "register_meanings"]
 
 PREFIX = "llmc."
-_ROWS = (*core.ROWS, *quantized.ROWS, *attending.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS, *collective.ROWS)
+_ROWS = (
+    *core.ROWS, *quantized.ROWS, *attending.ROWS, *convolution.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS,
+    *collective.ROWS,
+)  # fmt: skip
 OPS: dict[str, Op] = {op.name: op for op in _ROWS}
 
 

@@ -6,6 +6,7 @@ lies in its file, faults.py what does not hold together, fields.py strict readin
 
 from llmc.compiler.spec.blocks import (
     Attention,
+    Convolution,
     Embedding,
     Encoder,
     Experts,
@@ -22,7 +23,7 @@ from llmc.compiler.spec.blocks import (
     Wiring,
 )
 from llmc.compiler.spec.faults import EOS_LIMIT, NAME_LIMIT, range_fault
-from llmc.compiler.spec.layer_groups import LayerGroup, layer_groups
+from llmc.compiler.spec.layer_groups import LayerGroup, layer_groups, pool_layers, pools_of
 from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
 from llmc.compiler.spec.model_spec import (
     BLOCKS,
@@ -34,7 +35,7 @@ from llmc.compiler.spec.model_spec import (
     to_dict,
     to_toml,
 )
-from llmc.compiler.spec.tensors import cached_heads, expand, pool_layers, tensor_shapes, weight_count
+from llmc.compiler.spec.tensors import cached_heads, expand, page_numbers, tensor_shapes, weight_count
 
 __all__ = [
     "BLOCKS",
@@ -45,6 +46,7 @@ __all__ = [
     "OPTIONAL_BLOCKS",
     "SWITCHES",
     "Attention",
+    "Convolution",
     "Embedding",
     "Encoder",
     "Experts",
@@ -67,7 +69,9 @@ __all__ = [
     "from_dict",
     "from_toml",
     "layer_groups",
+    "page_numbers",
     "pool_layers",
+    "pools_of",
     "range_fault",
     "tensor_shapes",
     "to_dict",

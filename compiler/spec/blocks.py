@@ -173,6 +173,19 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """A short convolution in place of attention in some layers (https://arxiv.org/abs/2511.23404 section 2.1).
+
+    In `layers` (indices from 0, ascending) the matrix conv_in makes three numbers b, c and x of every channel, of which
+    there are sizes.hidden. A channel sums b x of the last `size` tokens, its own included, by weights of its own; the
+    last row of conv is for the token's own. conv_out takes c times that sum.
+    """
+
+    size: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Mlp:
     """`gated`: down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202); `plain`: down(activation(up(x))).
 

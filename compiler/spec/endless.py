@@ -14,7 +14,7 @@ def endless_modes(spec: ModelSpec) -> tuple[str, ...]:
     """Of "sinks", "shift" and "reevaluate" those that the model can do: none where its text ends with what it reads."""
     if not _goes_on(spec):
         return ()
-    modes = {"sinks": _slides(spec), "shift": turns(spec) and spec.window is None, "reevaluate": True}
+    modes = {"sinks": _slides(spec), "shift": turns(spec) and len(layer_groups(spec)) == 1, "reevaluate": True}
     return tuple(mode for mode, can in modes.items() if can)
 
 

@@ -78,12 +78,13 @@ def _relation_faults(spec: ModelSpec) -> list[str]:
         ("window.layers", spec.window.layers if spec.window else ()),
         ("position.plain_layers", spec.position.plain_layers),
         ("experts.layers", spec.experts.layers),
+        ("convolution.layers", spec.convolution.layers if spec.convolution else ()),
     ):
         ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
         if layers and (not ascending or layers[0] < 0 or layers[-1] >= spec.sizes.layers):
             faults.append(f"{path} = {clip(layers)}, wanted indices from 0 to {spec.sizes.layers - 1}, ascending")
     faults += [*_head_faults(spec), *_heads_and_mlp_faults(spec), *_latent_faults(spec), *_expert_faults(spec)]
-    faults += [*_position_faults(spec), *_encoder_faults(spec)]
+    faults += [*_position_faults(spec), *_encoder_faults(spec), *_convolution_faults(spec)]
     if spec.norm.weight == "none" and spec.norm.bias:
         faults.append("norm.bias is true, but norm.weight is none")
     if spec.wiring.order != "sequential" and spec.norm.place != "pre":
@@ -220,6 +221,30 @@ def _encoder_faults(spec: ModelSpec) -> list[str]:
     for path, value in needed.items():
         if _value(spec, path) != value:
             faults.append(f"{path} = {_value(spec, path)}, wanted {value} in a model with an encoder")
+    return faults
+
+
+def _convolution_faults(spec: ModelSpec) -> list[str]:
+    """What short convolutions, which keep their sums' parts where attention keeps keys and values, cannot have."""
+    if spec.convolution is None:
+        return []
+    faults = [
+        f"{path} = {_value(spec, path)}, wanted a multiple of {TILE} for convolutions"
+        for path in ("sizes.hidden", "attention.head_dim")
+        if _value(spec, path) % TILE
+    ]
+    if not spec.convolution.layers:
+        faults.append("convolution.layers has no layer; leave convolution out")
+    off = {
+        "window": spec.window is not None,
+        "attention.kind = mla": spec.attention.kind == "mla",
+        "pooling": spec.pooling is not None,
+        "encoder": spec.encoder is not None,
+        "norm.first_plain": spec.norm.first_plain,
+    }
+    faults += [f"{path} is not for models with convolutions" for path, given in off.items() if given]
+    if not spec.attention.causal:
+        faults.append("attention.causal = false is not for models with convolutions")
     return faults
 
 

@@ -36,6 +36,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "window.size": (1, 1 << 27),
     "window.theta": (1.0, 1e15),
     "window.factor": (1.0, 1e6),
+    "convolution.size": (2, 64),
     "experts.count": (2, 1 << 12),
     "experts.used": (1, 1 << 8),
     "experts.ffn": (16, 1 << 20),

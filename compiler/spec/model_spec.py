@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from llmc.compiler.errors import SpecError
 from llmc.compiler.spec.blocks import (
     Attention,
+    Convolution,
     Embedding,
     Encoder,
     Experts,
@@ -66,6 +67,7 @@ class ModelSpec:
     experts: Experts = Experts()
     latent: Latent = Latent()
     encoder: Encoder | None = None  # none: the model goes on with the text it reads
+    convolution: Convolution | None = None  # none: every layer has attention
 
     def __post_init__(self) -> None:
         faults = spec_faults(self)

@@ -5,6 +5,7 @@ are one tensor of the file for each, NAME with `{expert}`, or one of all: (exper
 one under another. Norms of q and k may be one tensor for each head, NAME with `{head}`. The steps, each at most once
 and in this order:
 
+- `squeezed`: the file's tensor has dimensions of 1 that a matrix has not, as that of a convolution.
 - `transposed`: the file's matrix is (in, out).
 - `skip 2`: without the first 2 rows.
 - `row 0 of 2`: ours is a vector, the first of the 2 rows of the file's matrix.
@@ -31,8 +32,8 @@ from llmc.compiler.spec.fields import clip, near
 PARTS = ("q", "k", "v", "gate", "up", "q_plain", "q_rope", "kv_down", "k_rope", "k_up", "v_up")
 _HEADED = ("q", "k", "v", "q_plain", "q_rope", "k_up", "v_up")  # parts that have KV heads
 _STEPS = (
-    "transposed, skip N, row N of M, flat, turned by group, normalized, or parts of a fused tensor like q k v, "
-    "q k v by group, gate up by expert"
+    "squeezed, transposed, skip N, row N of M, flat, turned by group, normalized, or parts of a fused tensor like "
+    "q k v, q k v by group, gate up by expert"
 )
 
 EXPERT = "{expert}"
@@ -60,6 +61,7 @@ class Source:
     """A parsed value: the file's name, and what is read of that tensor, left to right."""
 
     name: str
+    squeezed: bool = False
     transposed: bool = False
     skip: int = 0  # rows
     row: tuple[int, int] | None = None  # (which, of how many)
@@ -95,7 +97,9 @@ def parse(text: str) -> Source:
     for step in steps:
         words = step.split()
         before = source
-        if words == ["transposed"]:
+        if words == ["squeezed"]:
+            source = replace(source, squeezed=True)
+        elif words == ["transposed"]:
             source = replace(source, transposed=True)
         elif words[:1] == ["skip"]:
             source = replace(source, skip=_skipped(words, text))
@@ -111,8 +115,8 @@ def parse(text: str) -> Source:
             source = replace(source, split=_split(words, text))
         if source == before or _rank(before) >= _rank(source):
             raise SpecError(
-                f"{clip(text)}: wanted each step once, in this order: transposed, skip, one of row, flat and parts, "
-                "turned, normalized"
+                f"{clip(text)}: wanted each step once, in this order: squeezed, transposed, skip, one of row, flat and "
+                "parts, turned, normalized"
             )
     return source
 
@@ -120,8 +124,10 @@ def parse(text: str) -> Source:
 def _rank(source: Source) -> int:
     """The place of the last step in the order that steps must have; 0 for none."""
     if source.normalized or source.turned:
-        return 4 + source.normalized
-    return 3 if source.split or source.row or source.flat else 2 if source.skip else int(source.transposed)
+        return 5 + source.normalized
+    if source.split or source.row or source.flat:
+        return 4
+    return 3 if source.skip else 2 if source.transposed else int(source.squeezed)
 
 
 def _skipped(words: list[str], text: str) -> int:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llmc.compiler.spec import ModelSpec
     from llmc.compiler.spec.blocks import (
         Attention,
+        Convolution,
         Embedding,
         Encoder,
         Experts,
@@ -52,6 +53,8 @@ class Blocks(Protocol):
     def latent(self) -> Latent: ...
     @property
     def encoder(self) -> Encoder | None: ...
+    @property
+    def convolution(self) -> Convolution | None: ...
 
 
 def _always(_: Blocks) -> bool:
@@ -138,17 +141,18 @@ LATENT: dict[str, tuple[tuple[str, ...], Condition]] = {
     "layers.{layer}.k_up": (("heads_rank", "plain"), _mla()),
     "layers.{layer}.v_up": (("mixed", "kv_rank"), _mla()),
 }
+# What layers with a convolution have in place of what others have of attention.
+CONVOLUTION: dict[str, tuple[tuple[str, ...], Condition]] = {
+    "layers.{layer}.conv_in": (("conv_in", "hidden"), lambda b: b.convolution is not None),
+    "layers.{layer}.conv": (("conv", "hidden"), lambda b: b.convolution is not None),
+    "layers.{layer}.conv_out": (("hidden", "hidden"), lambda b: b.convolution is not None),
+}
 PLAIN_MLP = {
     f"layers.{{layer}}.{name}" for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 }  # fmt: skip
 
-_DECODER: dict[str, tuple[tuple[str, ...], Condition]] = {
-    "embedding": (("vocab", "embedding"), _always),
-    "positions": (("context", "hidden"), lambda b: b.position.kind == "learned"),
-    "relative_bias": (("buckets", "heads"), _relative(per_layer=False)),
-    "embedding_bias": (("hidden",), lambda b: b.embedding.bias),
-    "project_in": (("hidden", "embedding"), lambda b: b.embedding.width != 0),
-    "project_out": (("embedding", "hidden"), lambda b: b.embedding.width != 0),
+# What layers with attention have for it.
+ATTENTION: dict[str, tuple[tuple[str, ...], Condition]] = {
     "layers.{layer}.q": (("q", "hidden"), _gqa()),
     "layers.{layer}.k": (("kv", "hidden"), _gqa()),
     "layers.{layer}.v": (("kv", "hidden"), _gqa()),
@@ -165,6 +169,17 @@ _DECODER: dict[str, tuple[tuple[str, ...], Condition]] = {
     "layers.{layer}.o": (("hidden", "mixed"), _always),
     "layers.{layer}.o_bias": (("hidden",), lambda b: b.attention.output_bias),
     "layers.{layer}.relative_bias": (("buckets", "heads"), _relative(per_layer=True)),
+}
+
+_DECODER: dict[str, tuple[tuple[str, ...], Condition]] = {
+    "embedding": (("vocab", "embedding"), _always),
+    "positions": (("context", "hidden"), lambda b: b.position.kind == "learned"),
+    "relative_bias": (("buckets", "heads"), _relative(per_layer=False)),
+    "embedding_bias": (("hidden",), lambda b: b.embedding.bias),
+    "project_in": (("hidden", "embedding"), lambda b: b.embedding.width != 0),
+    "project_out": (("embedding", "hidden"), lambda b: b.embedding.width != 0),
+    **ATTENTION,
+    **CONVOLUTION,
     "layers.{layer}.cross_q": (("q", "hidden"), _crossing()),
     "layers.{layer}.cross_k": (("kv", "hidden"), _crossing()),
     "layers.{layer}.cross_v": (("kv", "hidden"), _crossing()),
@@ -197,7 +212,11 @@ def _encoder() -> dict[str, tuple[tuple[str, ...], Condition]]:
     """An encoder's tensors: those of a model without its head, experts and cross-attention."""
     rows = {}
     for name, (letters, there) in _DECODER.items():
-        if name not in EXPERTS | LATENT and ".cross_" not in name and not name.startswith(_NOT_IN_ENCODER):
+        if (
+            name not in EXPERTS | LATENT | CONVOLUTION
+            and ".cross_" not in name
+            and not name.startswith(_NOT_IN_ENCODER)
+        ):
             own = (lambda b: b.encoder.own_embedding) if name == "embedding" else there
             rows[ENCODER + name] = tuple(f"encoder_{x}" if x == "ffn" else x for x in letters), _crossing(own)
     return rows
@@ -252,6 +271,8 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
         "k_norm": attention.head_dim if shared else kv,
         "gates": q if attention.gate == "each" else attention.heads,
         "one": 1,
+        "conv_in": 3 * sizes.hidden,
+        "conv": spec.convolution.size if spec.convolution else 0,
         "experts": spec.experts.count,
         "expert_ffn": spec.experts.ffn,
         "experts_ffn": spec.experts.count * spec.experts.ffn,
@@ -262,13 +283,24 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
 
 def required_tensors(blocks: Blocks) -> list[str]:
     """Our names, with "{layer}", of exactly the tensors a model of these blocks has."""
-    no_plain_mlp = len(blocks.experts.layers) == blocks.sizes.layers
-    return [name for name, (_, wanted) in TABLE.items() if wanted(blocks) and not (no_plain_mlp and name in PLAIN_MLP)]
+    nowhere: set[str] = set()
+    if len(blocks.experts.layers) == blocks.sizes.layers:
+        nowhere |= PLAIN_MLP
+    if len(_convolved(blocks)) == blocks.sizes.layers:
+        nowhere |= set(ATTENTION)
+    return [name for name, (_, wanted) in TABLE.items() if wanted(blocks) and name not in nowhere]
+
+
+def _convolved(blocks: Blocks) -> tuple[int, ...]:
+    """Layers with a convolution."""
+    return blocks.convolution.layers if blocks.convolution else ()
 
 
 def in_layer(name: str, layer: int, blocks: Blocks) -> bool:
     """Whether one of `required_tensors` that are per layer is in this one."""
     if layer == 0 and blocks.norm.first_plain and name.endswith((".attention_norm", ".attention_norm_bias")):
+        return False
+    if name in (ATTENTION if layer in _convolved(blocks) else CONVOLUTION):
         return False
     return name not in (PLAIN_MLP if layer in blocks.experts.layers else EXPERTS)
 
@@ -301,9 +333,10 @@ def cached_heads(spec: ModelSpec) -> tuple[int, int]:
     return spec.attention.kv_heads, spec.attention.head_dim
 
 
-def pool_layers(spec: ModelSpec) -> int:
-    """Layers of the page pool: an encoder's keys and values lie in pages of the same shape."""
-    return max(encoder_layers(spec), spec.sizes.layers)
+def page_numbers(spec: ModelSpec) -> int:
+    """How many numbers of a token the pages of one layer keep: its keys and values."""
+    heads, size = cached_heads(spec)
+    return 2 * heads * size
 
 
 def weight_count(spec: ModelSpec) -> int:

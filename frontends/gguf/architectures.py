@@ -5,9 +5,10 @@ Source: llama.cpp's src/llama-arch.cpp (key and tensor names), src/llama-model.c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from llmc.frontends.gguf import encoder_decoder, latent
+from llmc.frontends.gguf import convolutions, encoder_decoder, latent
 from llmc.frontends.gguf.encoders import ENCODERS
 from llmc.frontends.gguf.experts import Mixture
 from llmc.frontends.gguf.rules import Architecture, Case, Found, WindowRule
@@ -145,6 +146,13 @@ _MULTIPLIERS = {
 }
 _HUNYUAN = _SWIGLU | _HALVES | {"attention.qk_norm": "head", "attention.qk_norm_place": "after_rope"}
 _RENORMALIZED = {"experts.renormalize": True}
+
+_LFM2 = Architecture(
+    _SWIGLU | _HALVES | {"attention.qk_norm": "head"},
+    _QK_NORM | convolutions.TENSORS,
+    numbers=convolutions.NUMBERS,
+    convolved=True,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
@@ -343,6 +351,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {f"layers.{{layer}}.xielu_{x}": f"xielu.alpha_{y}.{{layer}}" for x, y in (("above", "p"), ("below", "n"))},
         constants={"xielu.alpha_p": None, "xielu.alpha_n": None, "xielu.beta": 0.5, "xielu.eps": -1e-6},
     ),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(_LFM2, experts=Mixture({"experts.routing": "sigmoid"} | _RENORMALIZED)),
     "jais2": Architecture(_GPT | _HALVES | {"mlp.activation": "relu_squared"}, found=(_NORM_BIASES,)),
     "pangu-embedded": Architecture(_SWIGLU | _HALVES),
     "arcee": Architecture(_PAIRS | {"mlp.kind": "plain", "mlp.activation": "relu_squared"}),

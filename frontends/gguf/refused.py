@@ -11,7 +11,6 @@ _MIXED = dict.fromkeys(
 )
 _RECURRENT = dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), "its layers are recurrent")
 _LINEAR = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe", "kimi-linear"), "its layers have linear attention")
-_CONVOLVED = dict.fromkeys(("lfm2", "lfm2moe"), "its layers have convolutions beside attention")
 _DIFFUSION = dict.fromkeys(("dream", "llada", "llada-moe"), "its text is not made from left to right")
 
 REFUSED = {
@@ -20,7 +19,6 @@ REFUSED = {
     **_MIXED,
     **_RECURRENT,
     **_LINEAR,
-    **_CONVOLVED,
     **_DIFFUSION,
     "arctic": "its layers have an MLP beside their experts",
     "openelm": "its layers differ in their numbers of heads",

@@ -54,7 +54,8 @@ class Architecture:
     its values. `partial`: rope may turn a part of a head. `cases`: what numbers of the file say beyond themselves.
     `plain_period`: the last layer of each such period has no rope; `plain_beside`: nor have layers without a window,
     where others have one.
-    `latent`: attention is that of gguf/latent.py. `encoder`: the model is one of gguf/encoder_decoder.py.
+    `latent`: attention is that of gguf/latent.py. `encoder`: the model is one of gguf/encoder_decoder.py. `convolved`:
+    layers may be those of gguf/convolutions.py.
     `yarn`: a file may have it, its ramp's ends "rounded" to whole pairs, as llama.cpp does for all, or "exact".
 
     `constants`: keys outside "<architecture>." whose numbers, one for each layer, must be that one; None: they are
@@ -82,5 +83,6 @@ class Architecture:
     plain_beside: bool = False
     latent: bool = False
     encoder: bool = False
+    convolved: bool = False
     yarn: str = ""
     experts: Mixture | None = None

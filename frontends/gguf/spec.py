@@ -11,7 +11,7 @@ from llmc.compiler.errors import SourceError
 from llmc.compiler.spec import EOS_LIMIT, LIMITS, ModelSpec, Tokens, range_fault
 from llmc.compiler.spec.fields import clip, near
 from llmc.frontends.assemble import assemble
-from llmc.frontends.gguf import encoder_decoder, experts, latent
+from llmc.frontends.gguf import convolutions, encoder_decoder, experts, latent
 from llmc.frontends.gguf.architectures import (
     ARCHITECTURES,
     DEFAULT_THETA,
@@ -67,6 +67,8 @@ def derive_spec(
     start = None
     if rule.encoder:
         own, start = encoder_decoder.encoder_settings(own, kind, faults)
+    if rule.convolved:
+        own, told = convolutions.convolution_settings(own, kind, faults)
     if rule.yarn:
         own, told = yarn_settings(own, kind, rule.yarn == "rounded", faults)
     faults += _only_faults(own, kind, rule)

@@ -10,6 +10,7 @@ from tvm import relax
 
 from llmc.compiler import ops
 from llmc.compiler.spec import ModelSpec
+from llmc.frontends.graph.convolution import short_convolution
 from llmc.frontends.graph.experts import experts_mlp
 from llmc.frontends.graph.heads import gated_heads, grown_queries, qk_norm
 from llmc.frontends.graph.inputs import Sight
@@ -22,7 +23,7 @@ def layer_of(layer: Blocks, x: Any, sight: Sight) -> Any:
     order = layer.spec.wiring.order
     plain = layer.spec.norm.first_plain and sight.layer == 0
     read = x if plain else layer.pre_norm(x, "attention_norm")
-    mixed = layer.given(layer.attention(read, sight), "attention_post_norm")
+    mixed = layer.given(layer.mixing(read, sight), "attention_post_norm")
     if order == "sequential":
         x = layer.summed(x, mixed, "attention_post_norm")
         if f"{layer.prefix}cross_q" in layer.weights:
@@ -91,6 +92,11 @@ class Blocks:
     def concat(self, parts: list[Any]) -> Any:
         """Columns side by side."""
         return self.builder.emit(relax.op.concat(parts, axis=1))
+
+    def mixing(self, x: Any, sight: Sight) -> Any:
+        """What brings tokens together, attention or a convolution: (M, C) -> (M, C)."""
+        convolved = f"{self.prefix}conv" in self.weights
+        return short_convolution(self, x, sight) if convolved else self.attention(x, sight)
 
     def attention(self, x: Any, sight: Sight) -> Any:
         """Attention over the paged cache, grouped-query attention unless it is latent: (M, C) -> (M, C)."""

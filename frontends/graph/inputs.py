@@ -42,11 +42,16 @@ class Sight:
     layer: int
     table: Any  # (M, R) of rope, or None
     bias: Any  # (H, 2 W + 1) by distance, or None
-    kv: Any
+    pools: tuple[Any, ...]  # tensors of pages: one, or of a convolution as many as it wants
     page_ids: Any  # (P,) int32, of the layer's group
     inputs: Inputs
     kv_dtype: str
     causal: bool
+
+    @property
+    def kv(self) -> Any:
+        """The pages of its keys and values."""
+        return self.pools[0]
 
     def pages(self) -> tuple[Any, ...]:
         """What says which pages the keys and values that a row sees lie in."""
@@ -73,7 +78,7 @@ def inputs_of(spec: ModelSpec, kv_dtype: str, sources: bool) -> Inputs:
 
 
 def cache_of(spec: ModelSpec, kv_dtype: str) -> Any:
-    """The pages of all layers: a tuple of one tensor a layer, as many in it as its group has."""
+    """The pages of all layers: a tuple of one tensor a layer (`pools_of`), as many in it as its group has."""
     page = kv_pages.page_shape(kv_dtype, *cached_heads(spec))
     dtype, groups = str(kv_pages.KINDS[kv_dtype].dtype), layer_groups(spec)
     sizes = {layer: tirx.Var(f"pool_{n}", "int64") for n, group in enumerate(groups) for layer in group.layers}

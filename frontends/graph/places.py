@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax
 
+from llmc.compiler.spec import pools_of
 from llmc.frontends.graph.inputs import Inputs, Sight, group_of
 from llmc.frontends.graph.rope import rope_of
 from llmc.frontends.graph.sinusoid import sinusoidal_frequencies
@@ -34,9 +35,9 @@ def sights(stack: Blocks, layers: Iterable[int], inputs: Inputs, kv_dtype: str, 
     shared = _bias(stack, "relative_bias", causal)
     for number in layers:
         bias = _bias(stack, f"layers.{number}.relative_bias", causal) if shared is None else shared
-        kv = emit(relax.TupleGetItem(inputs.kv, number))
+        pools = tuple(emit(relax.TupleGetItem(inputs.kv, pool)) for pool in pools_of(spec, number))
         ids = inputs.page_ids[group_of(spec, number)]
-        yield Sight(number, tables[number], bias, kv, ids, inputs, kv_dtype, causal)
+        yield Sight(number, tables[number], bias, pools, ids, inputs, kv_dtype, causal)
 
 
 def rope_tables(stack: Blocks, layers: Iterable[int], positions: Any, magnified: bool = True) -> dict[int, Any]:

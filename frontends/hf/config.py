@@ -12,6 +12,7 @@ from llmc.compiler.spec.fields import clip, near
 from llmc.compiler.spec.limits import SWITCHES
 from llmc.frontends.assemble import assemble
 from llmc.frontends.hf import mlx
+from llmc.frontends.hf.convolutions import adjusted, convolutions
 from llmc.frontends.hf.experts import expert_layers
 from llmc.frontends.hf.families import (
     DERIVED,
@@ -89,6 +90,8 @@ def derive_spec(
     _check_heads(settings, family, faults)
     settings |= positions(table, family, settings, faults)
     settings |= expert_layers(table, family.experts, settings.get("sizes.layers"), faults)
+    settings |= convolutions(table, family.convolutions, settings.get("sizes.layers"), faults)
+    settings |= adjusted(table, family.adjusted, settings.get("sizes.ffn"), faults)
     tokens = _tokens(config, generation, prompt_bos, settings.get("sizes.vocab"), faults)
     encoder = "encoder.layers" in settings
     if encoder or not settings.get("attention.causal", True):
@@ -121,7 +124,8 @@ def _flat(config: dict[str, Any], family: Family, faults: list[str]) -> dict[str
 def _unknown_keys(config: Mapping[str, Any], family: Family) -> list[str]:
     meant = [*family.numbers, *family.flags, *family.values, *_TOKEN_KEYS, "model_type", KEY, mlx.KEY]
     meant += position_keys(family)
-    meant += family.experts.keys() if family.experts else ()
+    for rule in (family.experts, family.convolutions, family.adjusted):
+        meant += rule.keys() if rule else ()
     meant += [family.activation.key] if family.activation else []
     known = {*meant, *family.irrelevant, *family.off, *IRRELEVANT, *MUST_BE_OFF}
     known |= {f"{table}.{key}" for table in family.nested for key in (*IRRELEVANT, *MUST_BE_OFF)}

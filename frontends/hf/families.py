@@ -20,6 +20,7 @@ from llmc.compiler.spec import BLOCKS, OPTIONAL_BLOCKS
 from llmc.compiler.spec.fields import clip, near
 from llmc.compiler.spec.tensors import TABLE
 from llmc.compiler.text_file import parse_toml, read_text
+from llmc.frontends.hf.convolutions import Adjusted, Convolutions
 from llmc.frontends.hf.experts import ExpertLayers
 from llmc.frontends.hf.position_rules import PLAIN_RULES, WINDOW_RULES, Plain, Rope, Windows
 
@@ -96,7 +97,8 @@ class Case:
 class Family:
     """One family: what its file says.
 
-    `numbers`, `flags`, `activation`, `rope`, `windows`, `plain`, `experts`: keys that set fields. `values`: key -> its
+    `numbers`, `flags`, `activation`, `rope`, `windows`, `plain`, `experts`, `convolutions`, `adjusted`: keys that set
+    fields. `values`: key -> its
     known values, "null" for null, the first of which an absent key means; `cases` say what they change. `off`: keys
     that must be off, and why. `aliases`: key -> the key that it is another name of. `nested`: keys with a table, whose
     keys are written "table.key". `irrelevant`: keys that say nothing about what the model computes.
@@ -147,6 +149,8 @@ class Family:
     windows: Windows | None = None
     plain: Plain | None = None
     experts: ExpertLayers | None = None
+    convolutions: Convolutions | None = None
+    adjusted: Adjusted | None = None
 
     def key_of(self, path: str) -> str:
         """The key that sets a field, or the field's own name when none does."""
@@ -268,7 +272,7 @@ _FITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 _NESTED: dict[str, type] = {
     "Activation | None": Activation, "Rope | None": Rope, "Windows | None": Windows, "Plain | None": Plain,
-    "ExpertLayers | None": ExpertLayers,
+    "ExpertLayers | None": ExpertLayers, "Convolutions | None": Convolutions, "Adjusted | None": Adjusted,
 }  # fmt: skip
 _TABLES: dict[str, tuple[type, str]] = {
     "dict[str, Number]": (Number, "sets"),

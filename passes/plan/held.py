@@ -107,6 +107,8 @@ class Model:
         self._formats = formats
         self.layers = pool_layers(spec)
         self.kv_heads, self.kv_size = cached_heads(spec)
+        if spec.convolution is not None:
+            raise LlmcError("a model with convolutions is for one device: there is nothing to plan")
         if kv not in kv_pages.KINDS:
             raise LlmcError(f"kv {kv!r}: wanted one of {', '.join(kv_pages.KINDS)}")
         unknown = sorted({*([formats] if isinstance(formats, str) else formats.values())} - set(FORMATS))

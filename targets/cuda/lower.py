@@ -21,6 +21,7 @@ from llmc.targets.cuda import (
     norms,
     rope,
     routing,
+    short_convolution,
     top,
     turn_keys,
 )
@@ -55,6 +56,7 @@ KERNELS: dict[str, Kernel] = {
     "attention_by_distance": attention.attention_by_distance,
     "cross_attention": attention.cross_attention,
     "store_kv": attention.store_kv,
+    "short_convolution": short_convolution.short_convolution,
     "grow_queries": rope.grow_queries,
     "load_keys": turn_keys.load_keys,
     "store_keys": turn_keys.store_keys,

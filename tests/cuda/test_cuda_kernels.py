@@ -233,7 +233,7 @@ def test_attention_with_biases(op: str, seed: int) -> None:
     check(attention(rng, str(rng.choice(list(KV_KINDS))), op, lengths, **sizes, **more))
 
 
-@pytest.mark.parametrize("op", ["cross_attention", "store_kv"])
+@pytest.mark.parametrize("op", ["cross_attention", "store_kv", "short_convolution"])
 @pytest.mark.parametrize("kind", KV_KINDS)
 def test_sources_and_what_is_kept_of_them(kind: str, op: str) -> None:
     for seed in range(2):

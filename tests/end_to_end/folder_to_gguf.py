@@ -22,7 +22,9 @@ from gguf_experts import dbrx_blocks, describe_experts, stacked, ungated
 from gguf_latent import describe_latent, with_ups_apart
 
 # model_type -> general.architecture, where the two differ
-ARCHITECTURES = {"gemma3_text": "gemma3", "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3", "phi": "phi2", "gpt_neox": "gptneox", "cohere": "command-r", "lfm2_moe": "lfm2moe",
+}  # fmt: skip
 
 _PERMUTED = (
     "llama",
@@ -40,6 +42,7 @@ _PERMUTED = (
 _PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")  # norms
 _GROUPED = ("gptneox", "bloom", "falcon")  # attn_qkv, from groups to q k v
 _TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # GPT-2's Conv1D
+_CONVOLVED = ("lfm2", "lfm2moe")
 _FUSED = ("qwen",)  # q, k and v are one; and the MLP's width is told twice as large
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
@@ -90,13 +93,21 @@ def _describe(writer: Any, kind: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     ffn = _first(getattr(config, "ffn_config", config), _FFN) or 4 * config.hidden_size
+    if kind == "lfm2" and config.block_auto_adjust_ff_dim:
+        multiple = config.block_multiple_of
+        ffn = -(-int(config.block_ffn_dim_multiplier * int(2 * ffn / 3)) // multiple) * multiple
     writer.add_feed_forward_length(2 * ffn if kind in _FUSED else ffn)
     writer.add_head_count(config.num_attention_heads)
     if kind == "deepseek2":
         describe_latent(writer, config, apart=config.q_lora_rank is not None)
+    elif kind in _CONVOLVED:
+        kept = {"full_attention": config.num_key_value_heads, "conv": 0}
+        writer.add_head_count_kv([kept[layer] for layer in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         writer.add_head_count_kv(_kv_heads(config))
-    if (eps := getattr(config, "rms_norm_eps", None)) is not None:
+    eps = getattr(config, "norm_eps" if kind in _CONVOLVED else "rms_norm_eps", None)
+    if eps is not None:
         writer.add_layer_norm_rms_eps(eps)
     else:
         writer.add_layer_norm_eps(_first(config, _EPS) or 1e-5)
@@ -183,6 +194,8 @@ def _changed(base: str, suffix: str, values: np.ndarray, kind: str, config: Any)
         return values + np.float32(1)
     if kind == "gpt2" and suffix == "weight" and module in _TRANSPOSED:
         return values.T
+    if kind in _CONVOLVED and values.ndim == 3 and module == "conv":
+        return values[:, 0]
     if kind in _PERMUTED and module in ("q_proj", "k_proj"):
         heads = config.num_attention_heads if module == "q_proj" else _kv_heads(config)
         return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)

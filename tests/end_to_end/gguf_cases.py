@@ -47,6 +47,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen 2": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
     "Qwen 2.5, yarn": ("qwen2", "qwen2", {"rope_parameters": _YARN}),
     "Qwen 3": ("qwen3", "qwen3", {"head_dim": 24}),
+    "LFM2": ("lfm2", "lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "tie_word_embeddings": True}),
+    "LFM2 MoE": (
+        "lfm2moe",
+        "lfm2_moe",
+        {
+            "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_experts": 5,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1, "tie_word_embeddings": True,
+        },
+    ),
     "Gemma": ("gemma", "gemma", {"head_dim": 24, "tie_word_embeddings": True}),
     "Gemma 2": (
         "gemma2",

@@ -95,5 +95,5 @@ def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             found[f"{name}.weight"] = values
         elif not _ONE.fullmatch(name):
             bias = name.replace("e_score_correction_bias", "e_score_correction.bias")
-            found[bias.replace("mlp.expert_bias", "mlp.expert_bias.bias")] = values
+            found[bias.replace(".expert_bias", ".expert_bias.bias")] = values
     return found | {name: np.stack(values) for name, values in parts.items()}

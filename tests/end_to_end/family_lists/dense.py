@@ -17,6 +17,8 @@ LONGROPE = {
 
 _LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 
+_LFM2 = {"num_hidden_layers": 3, "block_ffn_dim_multiplier": 1.1}
+
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
     "Llama with biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -38,6 +40,14 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
     "Qwen 3": ("qwen3", {"head_dim": 24}),
+    "LFM2": ("lfm2", {**_LFM2, "layer_types": ["conv", FULL, "conv"], "block_multiple_of": 32}),
+    "LFM2, wide convolutions, tied": (
+        "lfm2",
+        {
+            **_LFM2, "full_attn_idxs": [1], "num_key_value_heads": 1, "conv_L_cache": 5, "tie_word_embeddings": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "Gemma 3": (
         "gemma3_text",
         {

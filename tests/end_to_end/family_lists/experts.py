@@ -23,6 +23,13 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1], "norm_topk_prob": True, "qkv_bias": False,
         },
     ),
+    "LFM2 MoE": (
+        "lfm2_moe",
+        {
+            **FEW, "num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "Qwen 3 MoE": ("qwen3_moe", {**FEW, "head_dim": 24, "norm_topk_prob": True}),
     "OLMoE": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}),
     "Granite 3 MoE": (
