@@ -61,7 +61,6 @@ class Source:
     """A parsed value: the file's name, and what is read of that tensor, left to right."""
 
     name: str
-    squeezed: bool = False
     transposed: bool = False
     skip: int = 0  # rows
     row: tuple[int, int] | None = None  # (which, of how many)
@@ -69,6 +68,7 @@ class Source:
     split: Split | None = None
     turned: bool = False
     normalized: bool = False
+    squeezed: bool = False
 
 
 @dataclass(frozen=True)

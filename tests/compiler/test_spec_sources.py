@@ -39,6 +39,7 @@ LAYER = "layers.{layer}."
         ("a | q v k by 4", Source("a", split=Split(("q", "v", "k"), 4))),
         ("a | row 1 of 2", Source("a", row=(1, 2))),
         ("a | flat", Source("a", flat=True)),
+        ("a | squeezed | transposed", Source("a", True, squeezed=True)),
         ("a | turned by group", Source("a", turned=True)),
         ("a | k_up v_up by group | turned by group", Source("a", split=Split(("k_up", "v_up"), None), turned=True)),
         ("a | transposed | q k v | normalized", Source("a", True, split=Split(("q", "k", "v")), normalized=True)),

@@ -18,6 +18,7 @@ _NUMBERS = {
     "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"),
     "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
 }
+_LFM2 = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # its names -> what the converter writes
 _SIGMOID = ("glm4moe", "dots1")
 _TOLD = (*_SIGMOID, "deepseek2")  # that say how they route
 
@@ -81,7 +82,8 @@ def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {}
     matches = [match for name in weights if (match := _ONE.fullmatch(name))]
     for match in sorted(matches, key=lambda match: int(match.group(2))):
-        parts.setdefault(f"{match.group(1)}.{match.group(3)}.weight", []).append(weights[match.group(0)])
+        part = _LFM2.get(match.group(3), "") if "feed_forward" in match.group(1) else match.group(3)
+        parts.setdefault(f"{match.group(1)}.{part}.weight", []).append(weights[match.group(0)])
     for name, values in weights.items():
         module = name.removesuffix(".weight")
         if module.endswith("_mlp.input_linear") or module.endswith("moe.input_linear"):

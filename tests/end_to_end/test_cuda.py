@@ -63,9 +63,10 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "deepseek_v3": (_LATENT, "f32", "f32"),
     "qwen2_moe": (_EXPERTS, "f32", "q8"),
     "bloom": ({}, "f32", "f32"),
+    "lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 1}, "q8", "bf16"),
 }
 # Of these kernels are run too, by an interpreter, which takes long; tests/end_to_end/test_cuda_steps.py runs others.
-INTERPRETED = ["llama", "gemma3_text", "deepseek_v3"]
+INTERPRETED = ["llama", "gemma3_text", "deepseek_v3", "lfm2"]
 # Blocks that these have, others have too, here or in test_cuda_steps.py.
 THOROUGH = ["llama", "gemma3_text", "qwen3", "T5", "M2M100, NLLB", "ModernBERT"]
 # Encoder-decoders of test_translators.py: by distance with biases that are learned, and by sines.

@@ -130,6 +130,20 @@ def test_layers_with_windows_go_on_beside_layers_that_see_everything(
             window_of(Options(endless="sinks", n_discard=1, window=31), runner)
 
 
+def test_layers_with_convolutions_go_on_beside_attention(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """They see the last tokens, which are never forgotten."""
+    path = compile_model(tiny_model("lfm2", full_attn_idxs=[1]), tmp_path / "a.llmc", quant="f32", kv="f32").path
+    with llmc.load(path) as model:
+        runner = model.runner
+        assert runner.endless == ("sinks", "reevaluate")
+        window = window_of(Options(endless="sinks", n_discard=4, window=SIZE), runner)
+        assert window is not None
+        one, many = say(window, runner, 1), say(window, runner, 9)
+        np.testing.assert_array_equal(one, many)
+        plain = runner.step([Feed(runner.new_sequence(), TEXT[:SIZE], "all")]).logits
+        np.testing.assert_array_equal(one[:SIZE], plain)
+
+
 def test_where_all_layers_have_windows_nothing_changes_but_the_pages(
     tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ _WINDOWS = {"sliding_window": 17, "layer_types": ["sliding_attention", "full_att
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "f32": ("llama", {}, "f32", "f32"),
     "q4, windows in one layer": ("gemma3_text", _WINDOWS, "q4", "q8"),
+    "q8, convolutions": ("lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1]}, "q8", "bf16"),
 }
 
 

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, float]] = {
         },
         "f32", 1e-5,
     ),
+    "convolutions": ("lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1]}, "f32", 1e-5),
     "latent, magnified": (
         "deepseek_v3",
         {**LATENT, **EXPERTS, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}}, "f32", 1e-5,
