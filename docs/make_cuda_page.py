@@ -131,6 +131,11 @@ def _other_attention(heads: dict[str, Any]) -> dict[str, Case]:
         "attention_with_sinks bf16": ("attention_with_sinks", [rows, pool, *tables, [HEADS], out], attrs),
         "attention_by_distance bf16": ("attention_by_distance", [rows, pool, *tables, [HEADS, 257], out], attrs),
         "cross_attention bf16": ("cross_attention", [out, pool, [m], [s], [n], [n], out], plain),
+        "short_convolution bf16": (
+            "short_convolution",
+            [[m, 3 * WIDTH], [3, WIDTH], pool, [m], [m], [n], [n], [m, 2 * KV_HEADS * SIZE]],
+            {"first": 0, "kv_dtype": "bf16"},
+        ),
         "store_kv bf16": ("store_kv", [[m, 2 * KV_HEADS * SIZE], pool, [m], [m], [n], [n], [1]], sizes),
     }  # fmt: skip
 

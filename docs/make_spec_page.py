@@ -19,7 +19,7 @@ from llmc.compiler import spec
 from llmc.compiler.spec import ModelSpec, example, to_toml
 from llmc.compiler.spec import sources as spec_sources
 from llmc.compiler.spec.limits import CHOICES, LIMITS, SWITCHES
-from llmc.compiler.spec.tensors import EXPERTS, PLAIN_MLP, TABLE
+from llmc.compiler.spec.tensors import ATTENTION, CONVOLUTION, EXPERTS, PLAIN_MLP, TABLE
 
 PAGE = Path(__file__).with_name("spec.md")
 
@@ -69,6 +69,8 @@ SIZES = {
     "experts_ffn": "experts.count times experts.ffn",
     "experts_hidden": "experts.count times hidden",
     "shared_ffn": "experts.shared_ffn",
+    "conv": "convolution.size",
+    "conv_in": "3 times hidden",
 }
 
 KINDS: dict[Any, str] = {
@@ -174,6 +176,10 @@ def _layers(name: str) -> str:
         return "; with `[encoder]`"
     if name in EXPERTS:
         return "; in `experts.layers`"
+    if name in CONVOLUTION:
+        return "; in `convolution.layers`"
+    if name in ATTENTION:
+        return "; not in `convolution.layers`"
     return "; not in `experts.layers`" if name in PLAIN_MLP else ""
 
 

@@ -42,7 +42,7 @@ import fetch_smollm2
 import gguf
 from compare_figures import OURS, Sample, rows_of
 from compare_show import draw, show
-from models import QWEN3_MOE, TINYLLAMA, VOCAB, random_gguf
+from models import LFM2, QWEN3_MOE, TINYLLAMA, VOCAB, random_gguf
 from rich.console import Console
 
 import llmc
@@ -278,11 +278,12 @@ def _wanted(name: str, asked: list[str]) -> bool:
 SOURCES: dict[str, Callable[[], Path]] = {
     "smollm2": lambda: Path(fetch_smollm2.fetch()),
     "1.1b": lambda: random_gguf(WORK, TINYLLAMA, "q8", Path(fetch_smollm2.fetch())),
+    "lfm2": lambda: random_gguf(WORK, LFM2, "q8", Path(fetch_smollm2.fetch())),
     "moe": lambda: random_gguf(WORK, QWEN3_MOE, "q8", Path(fetch_smollm2.fetch())),
 }
 USUAL = ["smollm2", "1.1b"]  # what a run without --models measures; of more, 4 bytes a weight would not fit everywhere
 # Weights that a step of one row reads, and those in an embedding that it only looks up, of which it reads next to none.
-WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": TINYLLAMA.weights(), "moe": QWEN3_MOE.weights()}
+WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": TINYLLAMA.weights(), "lfm2": LFM2.weights(), "moe": QWEN3_MOE.weights()}
 EXPERTS_READ = {"moe": QWEN3_MOE.used / QWEN3_MOE.experts}  # of all
 EMBEDDING_BITS = {"openvino": 8, "onnxruntime": 32, "ctranslate2": 8}  # what the exporters make of such an embedding
 _RECORDED = ("models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep")

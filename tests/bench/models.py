@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+_TOKENS = 3  # that a convolution sees
 VOCAB = 49152  # SmolLM2's, so that its tokenizer fits
 TYPES = {
     "q8": gguf.GGMLQuantizationType.Q8_0,  # 8.5 bits a weight
@@ -33,16 +34,26 @@ class Shape:
     context: int = 2048
     experts: int = 0
     used: int = 0
+    convolved: tuple[int, ...] = ()  # layers with a convolution over three tokens in place of attention
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names, without `.weight`, and shapes."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "token_embd", (VOCAB, self.hidden)
         for layer in range(self.layers):
-            block: dict[str, tuple[int, ...]] = {
-                "attn_norm": (self.hidden,), "attn_q": (q, self.hidden), "attn_k": (kv, self.hidden),
-                "attn_v": (kv, self.hidden), "attn_output": (self.hidden, q), "ffn_norm": (self.hidden,),
-            }  # fmt: skip
+            block: dict[str, tuple[int, ...]] = {"attn_norm": (self.hidden,), "ffn_norm": (self.hidden,)}
+            if layer in self.convolved:
+                block |= {
+                    "shortconv.in_proj": (3 * self.hidden, self.hidden), "shortconv.conv": (self.hidden, _TOKENS),
+                    "shortconv.out_proj": (self.hidden, self.hidden),
+                }  # fmt: skip
+            else:
+                block |= {
+                    "attn_q": (q, self.hidden), "attn_k": (kv, self.hidden), "attn_v": (kv, self.hidden),
+                    "attn_output": (self.hidden, q),
+                }  # fmt: skip
+            if self.convolved and layer not in self.convolved:
+                block |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
             inward, outward = (self.ffn, self.hidden), (self.hidden, self.ffn)
             if self.experts:
                 block |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
@@ -52,7 +63,7 @@ class Shape:
             else:
                 block |= {"ffn_gate": inward, "ffn_up": inward, "ffn_down": outward}
             yield from ((f"blk.{layer}.{name}", shape) for name, shape in block.items())
-        yield "output_norm", (self.hidden,)
+        yield "token_embd_norm" if self.convolved else "output_norm", (self.hidden,)
         yield "output", (VOCAB, self.hidden)
 
     def weights(self) -> tuple[int, int]:
@@ -65,6 +76,9 @@ class Shape:
 
 TINYLLAMA = Shape("tinyllama", "llama", 22, 2048, 5632, 32, 4, 64)  # TinyLlama-1.1B
 # Six of the 48 layers of Qwen3-30B-A3B: 3.8 G weights, of which a token uses 0.6 G (head and embedding in both).
+LFM2 = Shape(  # LFM2-1.2B, with a head of its own
+    "lfm2", "lfm2", 16, 2048, 8192, 32, 8, 64, convolved=tuple({*range(16)} - {2, 5, 8, 10, 12, 14})
+)
 QWEN3_MOE = Shape("qwen3moe", "qwen3moe", 6, 2048, 768, 32, 4, 128, experts=128, used=8)
 
 
@@ -93,7 +107,7 @@ def _add(writer: Any, name: str, shape: tuple[int, ...], kind: Any, rng: np.rand
         writer.add_tensor(f"{name}.weight", 1 + 0.1 * values)
         return
     values *= np.float32(shape[-1] ** -0.5)
-    if name.endswith("ffn_gate_inp"):  # routers are kept as they are
+    if name.endswith(("ffn_gate_inp", "shortconv.conv")):  # kept as they are
         writer.add_tensor(f"{name}.weight", values)
         return
     writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -106,7 +120,11 @@ def _describe(writer: Any, shape: Shape, tokenizer_from: Path) -> None:
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if shape.convolved:
+        writer.add_head_count_kv([0 if layer in shape.convolved else shape.kv_heads for layer in range(shape.layers)])
+        writer.add_shortconv_l_cache(_TOKENS)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCAB)
