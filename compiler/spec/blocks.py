@@ -139,7 +139,8 @@ class Scaling:
     `high` (beta_fast) to `low` (beta_slow) turns, its ends rounded to whole pairs when `round_ends`. `longrope`
     (https://arxiv.org/abs/2402.13753): pair i is divided by `long`[i] when sizes.context is above original_context, by
     `short`[i] when not. `dynamic` (NTK-aware): the base grows as it must for texts of sizes.context tokens, and stays
-    up to original_context. `magnitude` multiplies cosines and sines.
+    up to original_context. `proportional`: only the first `part` of the pairs turn, with frequencies as if all did,
+    divided by `factor`. `magnitude` multiplies cosines and sines.
 
     `queries` g other than 0: queries at position p are multiplied by 1 + g ln(1 + p // original_context), so that
     scores stay sharp (https://arxiv.org/abs/2501.19399).
@@ -155,6 +156,7 @@ class Scaling:
     short: tuple[float, ...] = ()
     long: tuple[float, ...] = ()
     queries: float = 0.0
+    part: float = 1.0
 
 
 @dataclass(frozen=True)

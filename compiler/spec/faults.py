@@ -236,13 +236,14 @@ def _convolution_faults(spec: ModelSpec) -> list[str]:
     if not spec.convolution.layers:
         faults.append("convolution.layers has no layer; leave convolution out")
     off = {
-        "window": spec.window is not None,
         "attention.kind = mla": spec.attention.kind == "mla",
         "pooling": spec.pooling is not None,
         "encoder": spec.encoder is not None,
         "norm.first_plain": spec.norm.first_plain,
     }
     faults += [f"{path} is not for models with convolutions" for path, given in off.items() if given]
+    if spec.window and (both := sorted({*spec.window.layers} & {*spec.convolution.layers})):
+        faults.append(f"layers {clip(both)} are of window and of convolution")
     if not spec.attention.causal:
         faults.append("attention.causal = false is not for models with convolutions")
     return faults

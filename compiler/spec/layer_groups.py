@@ -48,13 +48,11 @@ def layer_groups(spec: ModelSpec) -> tuple[LayerGroup, ...]:
 
     A text that an encoder reads goes in whole and leaves whole: its layers are one group, whatever they see.
     """
-    every = tuple(range(pool_layers(spec)))
+    near: list[LayerGroup] = []
+    if spec.window is not None and spec.attention.causal:
+        near.append(LayerGroup(spec.window.layers, spec.window.size))
     if spec.convolution is not None:
-        convolved = sorted(pool for layer in spec.convolution.layers for pool in pools_of(spec, layer))
-        near = LayerGroup(tuple(convolved), spec.convolution.size)
-    elif spec.window is not None and spec.attention.causal:
-        near = LayerGroup(spec.window.layers, spec.window.size)
-    else:
-        return (LayerGroup(every, 0),)
-    far = tuple(layer for layer in every if layer not in near.layers)
-    return (LayerGroup(far, 0), near) if far else (near,)
+        pools = sorted(pool for layer in spec.convolution.layers for pool in pools_of(spec, layer))
+        near.append(LayerGroup(tuple(pools), spec.convolution.size))
+    far = set(range(pool_layers(spec))).difference(*(group.layers for group in near))
+    return (*([LayerGroup(tuple(sorted(far)), 0)] if far else []), *near)

@@ -83,4 +83,11 @@ def _dynamic(frequencies: F32, scaling: Scaling, theta: float, context: int) -> 
     return frequencies / growth ** (np.arange(pairs) / max(pairs - 1, 1))
 
 
-_SCALE = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "dynamic": _dynamic}
+def _proportional(frequencies: F32, scaling: Scaling, theta: float, context: int) -> Frequencies:
+    turning = int(scaling.part * 2 * len(frequencies)) // 2
+    return np.where(np.arange(len(frequencies)) < turning, frequencies / scaling.factor, 0)
+
+
+_SCALE = {
+    "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "dynamic": _dynamic, "proportional": _proportional,
+}  # fmt: skip

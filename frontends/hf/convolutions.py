@@ -14,19 +14,19 @@ from llmc.compiler.spec.fields import clip
 class Convolutions:
     """Which layers have one in place of attention, over `size_key` tokens, `size` when absent.
 
-    Those that `types_key` lists as `names`[1], where others are `names`[0]; or else all that are not in the list of
-    `attention_key`, which when absent has all.
+    Those that `types_key` lists as the last of `names`; or else all that are not in the list of `attention_key`, which
+    when absent has all. "": the family has no such key.
     """
 
     size_key: str
     size: int
     types_key: str
     names: tuple[str, ...]
-    attention_key: str
+    attention_key: str = ""
 
     def keys(self) -> tuple[str, ...]:
         """The keys that the family reads for this."""
-        return self.size_key, self.types_key, self.attention_key
+        return tuple(key for key in (self.size_key, self.types_key, self.attention_key) if key)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ def _members(config: Mapping[str, Any], rule: Convolutions, layers: int, faults:
         if not isinstance(types, list) or len(types) != layers or not all(kind in rule.names for kind in types):
             faults.append(f"{rule.types_key} = {clip(types)}, wanted {layers} times {' or '.join(rule.names)}")
             return ()
-        return tuple(i for i, kind in enumerate(types) if kind == rule.names[1])
+        return tuple(i for i, kind in enumerate(types) if kind == rule.names[-1])
+    if not rule.attention_key:
+        faults.append(f"missing key {rule.types_key}")
+        return ()
     attending = config.get(rule.attention_key)
     if attending is None:
         return ()

@@ -31,8 +31,9 @@ _KINDS: dict[str, tuple[str, ...]] = {
         "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
     ),
     "longrope": ("factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
+    "proportional": ("factor",),
 }  # fmt: skip
-_SPEC_KINDS = ("llama3", "yarn", "longrope", "dynamic")  # that the spec has a block for
+_SPEC_KINDS = ("llama3", "yarn", "longrope", "dynamic", "proportional")  # that the spec has a block for
 
 # Key of a scaling table -> the field it sets, and what absence or null means; None: it must be there.
 _NUMBERS: dict[str, dict[str, tuple[str, float | None]]] = {
@@ -40,6 +41,7 @@ _NUMBERS: dict[str, dict[str, tuple[str, float | None]]] = {
     "yarn": {"beta_slow": ("low", 1.0), "beta_fast": ("high", 32.0), _BETA: ("queries", 0.0)},
     "longrope": {},
     "dynamic": {},
+    "proportional": {_PARTIAL: ("part", 1.0)},
 }
 
 
@@ -73,9 +75,9 @@ def rope_settings(
         factors[f"{label}.factor"] = table.get("factor") if kind == "linear" else 1.0
         if "rope_theta" in table:
             bases[f"{label}.rope_theta"] = table["rope_theta"]
-        if table.get(_PARTIAL) is not None and rule.partial:
+        if kind != "proportional" and table.get(_PARTIAL) is not None and rule.partial:
             partials[f"{label}.{_PARTIAL}"] = table[_PARTIAL]
-        elif table.get(_PARTIAL, 1.0) != 1.0:
+        elif kind != "proportional" and table.get(_PARTIAL, 1.0) != 1.0:
             faults.append(f"{label}.{_PARTIAL} = {clip(table[_PARTIAL])}, wanted 1")
         if kind != "linear" and not _has_alpha(table, rule):
             original = config.get(rule.original_key, rule.original) if rule.original_key else table.get(_ORIGINAL)
@@ -163,7 +165,7 @@ def _scaling(
         return {}
     assert factor is not None
     fields["factor"] = float(factor)
-    if kind not in ("llama3", "dynamic"):
+    if kind in ("yarn", "longrope"):
         fields["magnitude"] = _magnitude(label, kind, table, fields["factor"], original, context, faults)
     return fields
 

@@ -48,3 +48,8 @@ def test_pages_that_keep_all_channels_of_a_convolution() -> None:
 
 def test_convolutions_everywhere_are_one_group() -> None:
     assert layer_groups(convolved(0, 1, 2, kv_heads=2)) == (LayerGroup((0, 1, 2), 3),)
+
+
+def test_windows_beside_convolutions() -> None:
+    spec = replace(convolved(0), window=Window(size=16, layers=(2,), theta=1e4))
+    assert layer_groups(spec) == (LayerGroup((1,), 0), LayerGroup((2,), 16), LayerGroup((0, 3), 3))

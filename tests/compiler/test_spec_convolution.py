@@ -43,7 +43,10 @@ def test_it_is_written_and_read() -> None:
 
 _SIZE_8 = Attention("gqa", heads=8, kv_heads=1, head_dim=8, scale=0.25)
 FAULTS: dict[str, tuple[Callable[[ModelSpec], object], str]] = {
-    "a window": (lambda s: replace(s, window=Window(4, (1,), 1e4)), "window is not for models with convolutions"),
+    "a window": (
+        lambda s: replace(s, window=Window(4, (0, 1), 1e4)),
+        r"layers \[0\] are of window and of convolution",
+    ),
     "no layer": (lambda s: replace(s, convolution=Convolution(3, ())), "convolution.layers has no layer"),
     "a layer too many": (
         lambda s: replace(s, convolution=Convolution(3, (3,))),

@@ -26,7 +26,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16},
         "q8",
     ),
-    "convolutions": ("lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 1}, "bf16"),
+    "some layers, beside convolutions": (
+        "lfm3",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "sliding_window": 20,
+        },
+        "bf16",
+    ),
 }
 
 

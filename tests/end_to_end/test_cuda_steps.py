@@ -58,7 +58,7 @@ def run(device: dict[str, str], *command: object, **more: str) -> subprocess.Com
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen2_moe"])  # of test_cuda.py's
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen2_moe", "lfm2"])  # of test_cuda.py's
 def test_a_model_on_a_device(
     model_type: str, device: dict[str, str], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

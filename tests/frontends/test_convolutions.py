@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.driver import compile_model
 from llmc.compiler.errors import LlmcError
@@ -123,6 +124,22 @@ def test_the_taps_of_both_files(tiny: Path, tmp_path: Path) -> None:
     for source in (tiny, tmp_path / "tiny.gguf"):
         with open_model(source) as model:
             np.testing.assert_array_equal(model.tensors["layers.0.conv"].read(), wanted)
+
+
+def test_taps_as_mlx_has_them(tiny: Path, tmp_path: Path) -> None:
+    """(channels, tokens, 1)."""
+    folder = shutil.copytree(tiny, tmp_path / "mlx")
+    weights = load_file(folder / "model.safetensors")
+    turned = {name: w.swapaxes(1, 2).copy() if w.ndim == 3 else w for name, w in weights.items()}
+    save_file(turned, folder / "model.safetensors")
+    with open_model(folder) as model:
+        wanted = weights["model.layers.0.conv.conv.weight"][:, 0].T
+        np.testing.assert_array_equal(model.tensors["layers.0.conv"].read(), wanted)
+
+
+def test_layers_that_must_be_listed() -> None:
+    with pytest.raises(LlmcError, match="missing key layer_types"):
+        derive_spec({**PUBLISHED, "model_type": "lfm3"}, {}, "x", None)
 
 
 @pytest.mark.parametrize(

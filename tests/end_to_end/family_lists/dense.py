@@ -48,6 +48,20 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "LFM3": (
+        "lfm3",
+        {
+            "num_hidden_layers": 4, "layer_types": ["conv", FULL, "conv", SLIDING], "head_dim": 32, "conv_L_cache": 7,
+            "sliding_window": 9,
+        },
+    ),
+    "LFM3, without gates and second norms": (
+        "lfm3",
+        {
+            "layer_types": [FULL, "conv"], "head_dim": 48, "use_sandwich_norm": False, "use_attention_gate": False,
+            "attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True,
+        },
+    ),
     "Gemma 3": (
         "gemma3_text",
         {

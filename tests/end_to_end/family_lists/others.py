@@ -9,7 +9,7 @@ _REASONS = {
         "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text "
         "recurrent_gemma rwkv xlstm zamba zamba2"
     ),
-    "has convolutions": "inkling2_loop_text inkling2_text inkling_text lfm3 zaya",
+    "has convolutions": "inkling2_loop_text inkling2_text inkling_text zaya",
     "looks at tokens that an index of its own picks": (
         "axk2 deepseek_v4 dots3_note dots3_note_text hy_v4 minimax_m3_vl_text"
     ),
