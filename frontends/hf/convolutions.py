@@ -72,9 +72,6 @@ def _members(config: Mapping[str, Any], rule: Convolutions, layers: int, faults:
             faults.append(f"{rule.types_key} = {clip(types)}, wanted {layers} times {' or '.join(rule.names)}")
             return ()
         return tuple(i for i, kind in enumerate(types) if kind == rule.names[-1])
-    if not rule.attention_key:
-        faults.append(f"missing key {rule.types_key}")
-        return ()
     attending = config.get(rule.attention_key)
     if attending is None:
         return ()

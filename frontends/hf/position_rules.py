@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-WINDOW_RULES = ("all", "after", "every", "plain", "none")
+WINDOW_RULES = ("all", "after", "every", "plain", "none", "listed")
 PLAIN_RULES = ("full", "full beside windows", "listed")
 
 
@@ -44,8 +44,9 @@ class Rope:
 class Windows:
     """Which layers have a sliding window of `size_key` tokens: those that `types_key` lists, or else by `rule`.
 
-    "all"; "after": those from `max_window_layers` on; "every": all but the last (or `full` "first") of each
-    `period_key` layers; "plain": those without rope; "none". `null_off`: a null size means no windows by "every" too.
+    "listed": the list must be there; "all"; "after": those from `max_window_layers` on; "every": all but the last (or
+    `full` "first") of each `period_key` layers; "plain": those without rope; "none". `null_off`: a null size means no
+    windows by "every" too.
 
     `share` and `more`: the size is the key's number divided by the one, plus the other.
 

@@ -142,6 +142,9 @@ def _members(
             faults.append(f"{rule.types_key} = {clip(types)}, wanted {layers} times {' or '.join(rule.names)}")
             return ()
         return tuple(i for i, t in enumerate(types) if t == rule.names[1])
+    if rule.rule == "listed":
+        faults.append(f"missing key {rule.types_key}")
+        return ()
     if size is None and (rule.rule != "every" or rule.null_off):
         return ()
     if rule.rule == "every":
