@@ -138,7 +138,7 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
         *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
-        ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)} a token"),
+        ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)}"),
         *([("devices", _placement(manifest["devices"]))] if "devices" in manifest else []),
         ("variants", _variants(manifest)),
         ("runs here", _fit(manifest["machine"])),
@@ -173,11 +173,16 @@ def _translator(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _token_bytes(kv: dict[str, Any]) -> str:
-    """Return what a token takes in all layers, in words."""
+    """Return what a token takes, in words: for good, and in layers that see the last tokens only."""
     from llmc.runtime.loading.manifest import KvLayout
 
-    layout = KvLayout(kv["layers"], kv["kv_heads"], kv["head_dim"], kv["dtype"])
-    return words_for_bytes(layout.token_bytes)
+    one = KvLayout(1, kv["kv_heads"], kv["head_dim"], kv["dtype"]).token_bytes
+    groups = kv["groups"] or [{"layers": range(kv["layers"]), "window": 0}]
+    return ", ".join(
+        f"{words_for_bytes(len(group['layers']) * one)} a token"
+        + (f" of the last {group['window']}" if group["window"] else "")
+        for group in groups
+    )
 
 
 def _variants(manifest: dict[str, Any]) -> str:
@@ -216,6 +221,9 @@ def _blocks(spec: dict[str, Any]) -> str:
         for name, part in spec.items()
         if isinstance(part, dict) and isinstance(part.get("kind"), str)
     ]
+    convolution = spec.get("convolution")
+    if convolution:
+        kinds.append(f"convolutions in {len(convolution['layers'])} of {spec['sizes']['layers']} layers")
     return ", ".join(kinds)
 
 

@@ -132,6 +132,7 @@ def compile_case(source: Path, output: Path, format: str) -> Samples:
     command = [
         sys.executable, "-m", "llmc", "compile", str(source), "-o", str(output), "--quant", format, "--no-check",
     ]  # fmt: skip
+    output.parent.mkdir(parents=True, exist_ok=True)
     start, peak = time.perf_counter(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
