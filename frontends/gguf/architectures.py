@@ -151,6 +151,7 @@ _LFM2 = Architecture(
     _SWIGLU | _HALVES | {"attention.qk_norm": "head"},
     _QK_NORM | convolutions.TENSORS,
     numbers=convolutions.NUMBERS,
+    found=(Found("output_norm.weight", {}, {"final_norm": "output_norm.weight"}),),  # some converters' name
     convolved=True,
 )
 

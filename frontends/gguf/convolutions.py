@@ -27,7 +27,7 @@ def convolution_settings(
     heads = own.get(HEADS)
     if not isinstance(heads, list):
         return {key: value for key, value in own.items() if key != SIZE}, {}
-    attending = {count for count in heads if count != 0}
+    attending = {count for count in heads if count != 0} if all(type(count) is int for count in heads) else set()
     if len(attending) != 1 or own.get("block_count") != len(heads):
         faults.append(f"{kind}.{HEADS} = {clip(heads)}, wanted a number for each layer, 0 or the same as others")
         return {key: value for key, value in own.items() if key != HEADS}, {}

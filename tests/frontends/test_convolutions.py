@@ -88,7 +88,7 @@ def test_layers_without_kv_heads_in_a_gguf_file() -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("heads", [[0, 8, 4], [0, 0, 0], [0, 8], [0, 8, "8"]])
+@pytest.mark.parametrize("heads", [[0, 8, 4], [0, 0, 0], [0, 8], [0, 8, "8"], [0, [8], 8], [False, 8, 8]])
 def test_heads_that_cannot_be(heads: list[Any]) -> None:
     faults: list[str] = []
     convolution_settings({"attention.head_count_kv": heads, "block_count": 3}, "lfm2", faults)
