@@ -115,8 +115,8 @@ def _check_convolutions(spec: ModelSpec, request: Request) -> None:
         return
     if request.kv not in ("auto", *CONVOLVED):
         raise LlmcError(f"--kv {request.kv}: a model with convolutions keeps {' or '.join(CONVOLVED)}; leave it out")
-    if request.placement is not None:
-        raise LlmcError("--devices: a model with convolutions is for one device; leave it out")
+    if request.placement is not None and any(len(stage) > 1 for stage in request.placement.stages):
+        raise LlmcError(f"--devices {request.placement}: a model with convolutions is divided by layer only, as 0;1")
 
 
 def _path(value: str | Path | None) -> Path | None:

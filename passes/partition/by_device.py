@@ -35,17 +35,21 @@ def partition(module: tvm.IRModule, placement: Placement) -> list[Part]:
     heads = _heads(readings)
     if not heads:
         raise LlmcError("no function of the module reads pages of keys and values: nothing to partition by")
-    layers = layers_of(max(heads) + 1, placement)
+    convolved = {pages: layer for reading in readings.values() for pages, layer in reading.convolved.items()}
+    if convolved and any(len(devices) > 1 for devices in placement.stages):
+        raise LlmcError(f"{placement}: short convolutions are not shared by devices; divide by layer, as 0;1")
+    layers = layers_of(max(convolved.get(pages, pages) for pages in heads) + 1, placement)
     stages = {name: stages_of(name, reading, layers) for name, reading in readings.items()}
+    kept = [tuple(pages for pages in sorted(heads) if convolved.get(pages, pages) in own) for own in layers]
     return [
-        _part(Member(placement, stage, place, layers[stage], heads), readings, stages)
+        _part(Member(placement, stage, place, kept[stage], heads), readings, stages)
         for stage, devices in enumerate(placement.stages)
         for place in range(len(devices))
     ]
 
 
 def _heads(readings: dict[str, Reading]) -> dict[int, LayerHeads]:
-    """The heads of each layer."""
+    """The heads of each layer; pages of convolutions are of the shape that attention's have."""
     found: dict[int, LayerHeads] = {}
     for reading in readings.values():
         for value in reading.bound.values():
@@ -57,7 +61,8 @@ def _heads(readings: dict[str, Reading]) -> dict[int, LayerHeads]:
             here = LayerHeads(heads, kv_heads, size, str(attrs["kv_dtype"]))
             if found.setdefault(layer, here) != here:
                 raise LlmcError(f"layer {layer} keeps pages of {found[layer]} and of {here}")
-    return found
+    convolved = [pages for reading in readings.values() for pages in reading.convolved]
+    return found | dict.fromkeys(convolved, next(iter(found.values()))) if found else {}
 
 
 def _part(member: Member, readings: dict[str, Reading], stages: dict[str, Stages]) -> Part:

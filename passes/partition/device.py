@@ -28,7 +28,7 @@ class Member:
     placement: Placement
     stage: int
     place: int  # in its stage
-    layers: range
+    layers: tuple[int, ...]
     heads: dict[int, LayerHeads]
 
     @property

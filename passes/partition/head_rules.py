@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from llmc.passes.partition.reading import ATTENDING
+from llmc.passes.partition.reading import ATTENDING, CONVOLVING
 from llmc.passes.partition.shares import Heads, Ranges, length, scaled, within
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _alone(name: str) -> Callable[[Rewriting, list[Any], dict[str, Any]], Any]:
 
 # Written whole: they read or write pages.
 TOUCHING: dict[str, Callable[[Rewriting, list[Any], dict[str, Any]], Any]] = {
-    **{name: _alone(name) for name in (*ATTENDING, "cross_attention", "load_keys")},
+    **{name: _alone(name) for name in (*ATTENDING, CONVOLVING, "cross_attention", "load_keys")},
     "store_kv": _store_kv,
     "store_keys": _store_keys,
     "copy_pages": _copy_pages,

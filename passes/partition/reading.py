@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tvm import ir, relax
@@ -14,6 +15,7 @@ from llmc.passes.bindings import bound_in
 from llmc.passes.matrices import MULTIPLYING
 
 ATTENDING = ("attention", "attention_with_sinks", "attention_by_distance")
+CONVOLVING = "short_convolution"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,21 @@ class Reading:
         """The layer whose pages an op reads or writes."""
         layers = [layer for part in operands(value) if (layer := self.layer(part)) is not None]
         return layers[0] if layers and not isinstance(value, relax.Tuple) else None
+
+    @cached_property
+    def convolved(self) -> dict[int, int]:
+        """Pages of convolutions -> the layer that they are of: that of the first channels of the same values."""
+        found: dict[int, int] = {}
+        first: dict[Any, int] = {}
+        for value in self.bound.values():
+            match, layer = ops.match(value), self.touched(value)
+            if match is not None and layer is not None and match[0].name == CONVOLVING:
+                found[layer] = first.setdefault(match[1][0], layer)
+        return found
+
+    def owner(self, layer: int) -> int:
+        """The layer of the model that keeps something in the pages of `layer`."""
+        return self.convolved.get(layer, layer)
 
     def name(self, variable: Any) -> str:
         """Of the op that gives a variable, else nothing."""

@@ -1,8 +1,8 @@
 """By layer: which stage computes which binding of a function.
 
-A layer is where attention reads its pages; a stage has layers in a row, and between two of them the function is cut
-where the fewest values cross, as late as possible: behind the sum of the layer before. What is made of inputs alone,
-such as rope's tables, belongs to no stage: each makes its own.
+A layer is where attention, or a convolution, reads its pages; a stage has layers in a row, and between two of them the
+function is cut where the fewest values cross, as late as possible: behind the sum of the layer before. What is made of
+inputs alone, such as rope's tables, belongs to no stage: each makes its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.placement import Placement
-from llmc.passes.partition.reading import ATTENDING, Reading, operands
+from llmc.passes.partition.reading import ATTENDING, CONVOLVING, Reading, operands
 from llmc.passes.partition.shares import apportion
 
 
@@ -43,16 +43,16 @@ def stages_of(name: str, reading: Reading, layers: list[range]) -> Stages:
     if len(layers) == 1:
         return Stages({variable: 0 for variable in reading.bound}, {})
     order = [variable for variable in reading.bound if variable not in reading.made]
-    anchors = [
-        (place, stage_of_layer[layer])
-        for place, variable in enumerate(order)
-        if reading.name(variable) in ATTENDING and (layer := reading.touched(reading.bound[variable])) is not None
-    ]
     pinned = {
-        variable: stage_of_layer[layer]
+        variable: stage_of_layer[reading.owner(layer)]
         for variable in order
         if (layer := reading.touched(reading.bound[variable])) is not None
     }
+    anchors = [
+        (place, pinned[variable])
+        for place, variable in enumerate(order)
+        if variable in pinned and reading.name(variable) in (*ATTENDING, CONVOLVING)
+    ]
     if not pinned:
         raise LlmcError(f"{name}: no layer to cut it by; a step in parts is for one stage")
     of = _along(reading, order, anchors, pinned)

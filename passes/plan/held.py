@@ -17,7 +17,7 @@ from llmc.compiler import kv_pages
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.placement import Placement
-from llmc.compiler.spec import ModelSpec, cached_heads, pool_layers
+from llmc.compiler.spec import ModelSpec, cached_heads, pools_of
 from llmc.compiler.spec.sources import ENCODER
 from llmc.compiler.spec.tensors import TABLE, dimensions, encoder_layers, in_layer, is_router, required_tensors
 from llmc.passes.partition.shares import Cut, apportion
@@ -62,11 +62,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that are alike: their tensors' formats, and how far back they see (0: all)."""
+    """Layers that are alike: their tensors' formats, how far back they see (0: all), in how many pages a token is."""
 
     formats: tuple[tuple[str, str], ...]  # name with {layer}, format
     window: int
     encoder: bool
+    pools: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,8 @@ class Model:
         self.sizes = dimensions(spec)
         self.names = required_tensors(spec)
         self._formats = formats
-        self.layers = pool_layers(spec)
+        self.layers = max(spec.sizes.layers, encoder_layers(spec))
         self.kv_heads, self.kv_size = cached_heads(spec)
-        if spec.convolution is not None:
-            raise LlmcError("a model with convolutions is for one device: there is nothing to plan")
         if kv not in kv_pages.KINDS:
             raise LlmcError(f"kv {kv!r}: wanted one of {', '.join(kv_pages.KINDS)}")
         unknown = sorted({*([formats] if isinstance(formats, str) else formats.values())} - set(FORMATS))
@@ -118,7 +117,7 @@ class Model:
         self._tensors: dict[tuple[LayerKind, Cut], tuple[Tensor, ...]] = {}
 
     def _format(self, name: str, layer: int | None = None) -> str:
-        if len(TABLE[name][0]) != 2 or name.endswith("relative_bias"):
+        if len(TABLE[name][0]) != 2 or name.endswith(("relative_bias", ".conv")):
             return VECTOR
         own = name if layer is None else name.replace("{layer}", str(layer))
         if isinstance(self._formats, str):
@@ -137,10 +136,10 @@ class Model:
                 name for name in self.names
                 if "{layer}" in name and name.startswith(ENCODER) == encoder and in_layer(name, layer, self.spec)
             ]  # fmt: skip
-            window = self.spec.window
-            seen = window.size if window and layer in window.layers and not encoder else 0
+            near = [each for each in (self.spec.window, self.spec.convolution) if each and layer in each.layers]
+            seen = near[0].size if near and not encoder else 0
             formats = tuple((name, self._format(name, layer)) for name in names)
-            found.append(LayerKind(formats, seen, encoder))
+            found.append(LayerKind(formats, seen, encoder, 1 if encoder else len(pools_of(self.spec, layer))))
         return tuple(found)
 
     def tensors(self, kind: LayerKind, cut: Cut) -> tuple[Tensor, ...]:
@@ -190,6 +189,8 @@ class Model:
 
     def held(self, placement: Placement) -> list[Held]:
         """What each device has, by rank. Raises LlmcError as `partition` does, naming what there is too little of."""
+        if self.spec.convolution is not None and any(len(stage) > 1 for stage in placement.stages):
+            raise LlmcError("convolutions are not shared by devices")
         stages = [sum(shares) for shares in placement.shares]
         ranges = apportion(self.layers, stages, "layers, as stages")
         found = []

@@ -50,7 +50,7 @@ def kv_bytes(model: Model, held: Held, work: Workload) -> float:
         kept = work.prompt_tokens if kind.encoder else work.new_tokens if translator else work.tokens
         if kind.window:
             kept = min(kept, kind.window + min(work.chunk, work.prompt_tokens))
-        total += count * page * (-(-kept // PAGE) + 1)  # a page more, that a copy on write takes
+        total += count * kind.pools * page * (-(-kept // PAGE) + 1)  # a page more, that a copy on write takes
     return total * work.queries
 
 

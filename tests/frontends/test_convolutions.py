@@ -146,7 +146,7 @@ def test_layers_that_must_be_listed() -> None:
     ("options", "reason"),
     [
         ({"kv": "q8"}, "--kv q8: a model with convolutions keeps f32 or bf16; leave it out"),
-        ({"devices": "0;1"}, "--devices: a model with convolutions is for one device; leave it out"),
+        ({"devices": "0&1"}, "--devices 0&1: a model with convolutions is divided by layer only, as 0;1"),
     ],
 )
 def test_what_they_cannot_do_is_refused(options: dict[str, Any], reason: str, tiny: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.spec import (
+    Convolution,
     Embedding,
     Encoder,
     Experts,
@@ -85,7 +86,14 @@ OTHERS: dict[str, ModelSpec] = {
     ),
     "latents": spec_of(4, 4, {"kind": "mla", "head_dim": 24}, latent=_LATENT),
 }  # fmt: skip
-STRUCTURES = PROMISED | OTHERS
+# What is divided by layer only: of four layers three have a convolution, each with two tensors of pages.
+BY_LAYER: dict[str, ModelSpec] = {
+    "convolutions": spec_of(
+        4, 1, {"head_dim": 16}, sizes=Sizes(vocab=64, hidden=64, layers=4, ffn=48, context=128),
+        convolution=Convolution(3, (0, 2, 3)),
+    ),
+}  # fmt: skip
+STRUCTURES = PROMISED | OTHERS | BY_LAYER
 
 
 @cache
@@ -114,6 +122,19 @@ def test_on_two_and_four(structure: str, devices: str) -> None:
 @pytest.mark.parametrize("structure", OTHERS)
 def test_every_structure_by_both(structure: str) -> None:
     _same(structure, "0&1;2&3")
+
+
+@pytest.mark.parametrize(("devices", "split"), [("0;1", None), ("0;1;2;3", None), ("0;1", "3:1")])
+@pytest.mark.parametrize("structure", BY_LAYER)
+def test_by_layer(structure: str, devices: str, split: str | None) -> None:
+    _same(structure, devices, split)
+
+
+@pytest.mark.parametrize("devices", ["0&1", "0;1&2"])
+def test_convolutions_are_not_shared(devices: str) -> None:
+    spec = BY_LAYER["convolutions"]
+    with pytest.raises(LlmcError, match=f"{devices}: short convolutions are not shared by devices; divide by layer"):
+        Devices(spec, weights_of(spec), devices)
 
 
 def test_a_compiled_part_is_like_any_compiled_model() -> None:

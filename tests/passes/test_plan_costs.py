@@ -28,7 +28,7 @@ from llmc.passes.plan.simulate import circulate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plan_cases import TWO, devices, shape
-from test_partition_models import STRUCTURES
+from test_partition_models import OTHERS, PROMISED, STRUCTURES
 
 WORK = Workload(prompt_tokens=100, new_tokens=20, queries=4)
 FOUR = TWO.replace("count = 2", "count = 4")
@@ -57,7 +57,7 @@ def test_many_rows_are_bound_by_multiplying() -> None:
     assert seconds.linear == pytest.approx(4 * 2 * 512 * layer / 400e9 + head, rel=0.01)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", PROMISED | OTHERS)
 def test_collectives_are_those_of_the_graph(structure: str) -> None:
     spec, placed = STRUCTURES[structure], parse_placement("0&1;2&3")
     own = Placed(Model(spec, "f32", "f32"), devices(FOUR), placed)
