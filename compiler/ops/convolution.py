@@ -26,10 +26,11 @@ ROWS = (
         ("first", "kv_dtype"),
         _result,
         meaning.short_convolution,
-        "bcx (M, 3D) has b, c and x of each channel. Writes b x of channels first..first + N - 1 into kv (pages, "
-        "*page_shape), in place, as many as it keeps of a token or all that are left; then channel d of row i, of slot "
-        "s, is c times the sum of taps[L - 1 - j, d], of taps (L, D), times what was written for slot s - j, j = 0.."
-        "L - 1, as far as there are such slots -> (M, N). An op with an effect, as attention. kv_dtype is f32 or bf16",
+        "bcx (M, 3D) has b, c and x of each channel, a sequence's rows side by side and in order. Writes b x of "
+        "channels first..first + N - 1 into kv (pages, *page_shape), in place, as many as it keeps of a token or all "
+        "that are left; then channel d of row i, of slot s, is c times the sum of taps[L - 1 - j, d], of taps (L, D), "
+        "times what was written for slot s - j, j = 0..L - 1, as far as there are such slots -> (M, N). An op with an "
+        "effect, as attention. kv_dtype is f32 or bf16",
         "https://arxiv.org/abs/2511.23404 section 2.1",
     ),
 )

@@ -1,7 +1,7 @@
 """Short convolutions on CPUs: each channel sums what its sequence's pages keep of the last few tokens.
 
-Pages are those of compiler/meaning/convolution.py. What is kept is written for all rows first, so that rows may stand
-in any order, by spans of channels, which threads share.
+Pages are those of compiler/meaning/convolution.py. Threads share spans of channels: of each, what is kept of a row is
+written before it and the rows after it are summed.
 """
 
 from __future__ import annotations
@@ -50,22 +50,17 @@ class _Convolution:
         self.spans = -(-self.channels // self.width)
 
     def run(self, span: Any) -> None:
-        """All rows of a span."""
+        """All rows of a span, in order."""
         vectors = T.floordiv(T.min(self.width, self.channels - span * self.width), LANES)
-        with T.serial(0, self.rows) as row:
-            page = self._page(row, self.slots[row])
-            with T.serial(0, vectors) as vector:
-                here = self._kept(page, self.slots[row], span, vector)
-                T.buffer_store(self.kv, _WRITE[self.kind](self._product(row, span, vector)), here)
         with T.serial(0, self.rows) as row:
             pages = registers((self.size,), "int32")
             for back in range(self.size):
-                T.buffer_store(pages, self._page(row, T.max(self.slots[row] - back, 0)), [back])
+                slot = T.max(self.slots[row] - back, 0)
+                T.buffer_store(pages, self.ids[self.indptr[self.seqs[row]] + T.floordiv(slot, PAGE)], [back])
             with T.serial(0, vectors) as vector:
+                here = self._kept(pages[0], self.slots[row], span, vector)
+                T.buffer_store(self.kv, _WRITE[self.kind](self._product(row, span, vector)), here)
                 self._sum(row, span, vector, pages)
-
-    def _page(self, row: Any, slot: Any) -> Any:
-        return self.ids[self.indptr[self.seqs[row]] + T.floordiv(slot, PAGE)]
 
     def _kept(self, page: Any, slot: Any, span: Any, vector: Any) -> list[Any]:
         """Where sixteen channels of a token are in its page."""

@@ -1,4 +1,7 @@
-"""Short convolutions on CUDA: a launch writes what pages keep of the step's rows, another sums (compiler/meaning)."""
+"""Short convolutions on CUDA, in one launch: what is of the step's own rows is computed again where it is wanted.
+
+Pages are those of compiler/meaning/convolution.py.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,33 @@ def short_convolution(target: CudaTarget, shapes: list[Any], attrs: dict[str, An
         dtypes = ["float32", "float32", pages.dtype, *["int32"] * 4, "float32"]
         bcx, taps, kv, seqs, slots, indptr, ids, out = arguments(dtypes, shapes)
 
-        def kept(row: Any, slot: Any, channel: Any) -> list[Any]:
-            page, span = ids[indptr[seqs[row]] + T.floordiv(slot, PAGE)], T.floordiv(channel, width)
-            inside = T.floormod(slot, PAGE) * width + T.floormod(channel, width)
-            return [page, T.floordiv(span, heads), T.floormod(span, heads), inside]
-
         grid = {"blockIdx.x": rows, "blockIdx.y": -(-channels // THREADS), "threadIdx.x": THREADS}
         with launch(grid) as (row, block, thread):
             channel = block * THREADS + thread
+            span, inside = T.floordiv(channel, width), T.floormod(channel, width)
+
+            def kept(slot: Any) -> list[Any]:
+                page, place = ids[indptr[seqs[row]] + T.floordiv(slot, PAGE)], T.floormod(slot, PAGE) * width
+                return [page, T.floordiv(span, heads), T.floormod(span, heads), place + inside]
+
+            def product(of: Any) -> Any:
+                """Of a row, as pages keep it."""
+                return pages.store(bcx[of, first + channel] * bcx[of, 2 * hidden + first + channel])
+
             with T.If(channel < channels), T.Then():
-                product = bcx[row, first + channel] * bcx[row, 2 * hidden + first + channel]
-                T.buffer_store(kv, pages.store(product), kept(row, slots[row], channel))
-        with launch(grid) as (row, block, thread):
-            channel = block * THREADS + thread
-            with T.If(channel < channels), T.Then():
-                total = local((1,))
+                T.buffer_store(kv, product(row), kept(slots[row]))
+                total, found = local((1,)), local((1,), pages.dtype)
                 T.buffer_store(total, f32(0), [0])
                 for back in reversed(range(size)):
-                    slot = slots[row] - back
+                    slot, of = slots[row] - back, T.max(row - back, 0)
+                    here = tirx.all(row >= back, seqs[of] == seqs[row], slots[of] == slot)
                     with T.If(slot >= 0), T.Then():
-                        found = pages.load(kv[tuple(kept(row, slot, channel))])
-                        T.buffer_store(total, fma(taps[size - 1 - back, first + channel], found, total[0]), [0])
+                        with T.If(here):
+                            with T.Then():
+                                T.buffer_store(found, product(of), [0])
+                            with T.Else():
+                                T.buffer_store(found, kv[tuple(kept(slot))], [0])
+                        tap = taps[size - 1 - back, first + channel]
+                        T.buffer_store(total, fma(tap, pages.load(found[0]), total[0]), [0])
                 T.buffer_store(out, bcx[row, hidden + first + channel] * total[0], [row, channel])
     return builder.get()
