@@ -106,6 +106,8 @@ def cases() -> dict[str, Case]:
         tables = [[m], [m], [s, 2], [n], [n]]
         shapes = [[m, QKV], pool, *tables, [m, HEADS * SIZE]]
         found[f"attention {kind}"] = ("attention", shapes, heads | attrs)
+        turned = [shapes[0], [m, SIZE], *shapes[1:]]
+        found[f"rope_attention {kind}"] = ("rope_attention", turned, heads | attrs | {"layout": "half"})
         sizes = {"kv_heads": KV_HEADS, "head_dim": SIZE, "kv_dtype": kind}
         keys = [s, KV_HEADS * SIZE]
         found[f"load_keys {kind}"] = ("load_keys", [pool, [n], keys], sizes)

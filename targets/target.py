@@ -84,6 +84,11 @@ class Target:
         return True
 
     @property
+    def turns_in_attention(self) -> bool:
+        """Whether kernels of attention turn queries and keys themselves (passes/fuse_rope.py): not on CPUs."""
+        return False
+
+    @property
     def linker(self) -> str:
         """The compiler driver that links a shared library for this architecture."""
         return "gcc" if self.arch == platform.machine() else f"{self.arch}-linux-gnu-gcc"

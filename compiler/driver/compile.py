@@ -158,6 +158,7 @@ def steps_for(
     """What `make`, as `planned` does, gives for each target: one module for those that round activations, and one for
     those that do not (True). Weights are stored in the same way for both.
     """
+    from llmc.passes.fuse_rope import fuse_rope
     from llmc.passes.round_activations import round_activations
 
     made: dict[bool, tuple[list[StoredWeight], Any]] = {}
@@ -167,7 +168,8 @@ def steps_for(
         made[each] = stored, round_activations(step) if request.activations == "bf16" else step
     stored, *others = [weights for weights, _ in made.values()]
     assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
-    return stored, {target: made[each][1] for target, each in exact.items()}
+    steps = {target: made[each][1] for target, each in exact.items()}
+    return stored, {target: fuse_rope(step) if target.turns_in_attention else step for target, step in steps.items()}
 
 
 def _kept(weights: list[StoredWeight]) -> list[tuple[Any, ...]]:

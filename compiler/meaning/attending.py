@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.kv_pages import KINDS, PAGE
+from llmc.compiler.meaning import rope
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -55,6 +56,18 @@ def attention(
     return attention_with_sinks(
         qkv, kv, seqs, slots, holes, page_indptr, page_ids, none,
         heads, kv_heads, head_dim, scale, window, kv_dtype, soft_cap, bias, causal,
+    )  # fmt: skip
+
+
+def rope_attention(
+    qkv: F32, table: F32, kv: Pages, seqs: I32, slots: I32, holes: I32, page_indptr: I32, page_ids: I32,
+    layout: str, heads: int, kv_heads: int, head_dim: int, **attrs: Any,
+) -> F32:  # fmt: skip
+    """`attention` of queries and keys that are turned by table (M, R) first."""
+    turned = rope(qkv, table, heads + kv_heads, head_dim, 0, layout)
+    return attention(
+        turned, kv, seqs, slots, holes, page_indptr, page_ids,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, **attrs,
     )  # fmt: skip
 
 

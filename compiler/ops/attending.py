@@ -35,6 +35,15 @@ ROWS = (
         "arXiv 2408.00118; alibi https://arxiv.org/abs/2108.12409",
     ),
     Op(
+        "rope_attention",
+        ("qkv", "table", *_PAGED[1:]),
+        ("layout", *_SIZES, "scale", "window", "kv_dtype", "soft_cap", "bias", "causal"),
+        _mixed,
+        meaning.rope_attention,
+        "attention of what rope gives for all query and key heads, from their first number on: fused by fuse_rope",
+        "https://arxiv.org/abs/2104.09864",
+    ),
+    Op(
         "attention_with_sinks",
         (*_PAGED, "sinks"),
         (*_SIZES, "scale", "window", "kv_dtype", "soft_cap", "bias", "causal"),

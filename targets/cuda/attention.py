@@ -27,6 +27,7 @@ from llmc.targets.cuda.kv_kind import Pages, Token
 from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.launch import barrier, f32, i32, launch, local, shared, strided
 from llmc.targets.cuda.records import LOWEST, Record
+from llmc.targets.cuda.rope import Turn
 from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
@@ -41,6 +42,11 @@ def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> t
     return _attention(shapes, attrs)
 
 
+def rope_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """As attention, table (M, R) after qkv: what is written, and what attends, is turned first -> (M, H D)."""
+    return _attention(shapes, attrs, turned=True)
+
+
 def attention_with_sinks(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, sinks (H,) -> (M, H D)."""
     return _attention(shapes, attrs, "sinks")
@@ -51,20 +57,26 @@ def attention_by_distance(target: CudaTarget, shapes: list[Any], attrs: dict[str
     return _attention(shapes, {"bias": "none", **attrs}, "biases")
 
 
-def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str) -> tirx.PrimFunc:
-    """`more` names what of Scoring the operands after page_ids are."""
+def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str, turned: bool = False) -> tirx.PrimFunc:
+    """`more` names what of Scoring the operands after page_ids are. `turned`: a table follows qkv."""
     pages, (heads, groups, size) = KINDS[str(attrs["kv_dtype"])], _sizes(attrs)
     scale, bias = float(attrs["scale"]), str(attrs["bias"])
     slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
     with IRBuilder() as builder, T.prim_func():
-        dtypes = ["float32", pages.dtype, *["int32"] * 5, *["float32"] * len(more), "float32"]
-        qkv, kv, seqs, slots, holes, indptr, ids, *given, out = arguments(dtypes, shapes)
+        dtypes = [*["float32"] * (1 + turned), pages.dtype, *["int32"] * 5, *["float32"] * len(more), "float32"]
+        qkv, *rest = arguments(dtypes, shapes)
+        table = rest.pop(0) if turned else None
+        kv, seqs, slots, holes, indptr, ids, *given, out = rest
         scoring = Scoring(scale, float(attrs["soft_cap"]), slopes, **dict(zip(more, given, strict=True)))
         places = Places(
             seqs, indptr, ids, slots, holes=holes, window=int(attrs["window"]), causal=bool(attrs["causal"])
         )  # fmt: skip
-        write_rows(pages, qkv, kv, places, (heads, groups, size))
-        _Attention(pages, qkv, kv, out, places, scoring, (heads, groups, size)).emit()
+        sizes = (heads, groups, size)
+        if table is None:
+            write_rows(pages, qkv, kv, places, sizes)
+        else:
+            qkv = _write_turned(pages, qkv, table, kv, places, sizes, str(attrs["layout"]))
+        _Attention(pages, qkv, kv, out, places, scoring, sizes).emit()
     return builder.get()
 
 
@@ -99,29 +111,46 @@ def write_rows(pages: Pages, rows: Any, kv: Any, places: Places, sizes: tuple[in
     """A launch that writes K and V of all rows (M, (H + 2G) D)."""
     grid = {"blockIdx.x": rows.shape[0], "blockIdx.y": sizes[1], "threadIdx.x": THREADS}
     with launch(grid) as (row, group, thread):
-        slot = places.slots[row]
-        page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
-        write(pages, rows, kv, row, page, sizes, group, T.floormod(slot, PAGE), thread)
+        _write(pages, lambda column: rows[row, column], kv, places, row, sizes, group, thread)
 
 
-def write(
-    pages: Pages,
-    rows: Any,
-    kv: Any,
-    row: Any,
-    page: Any,
-    sizes: tuple[int, int, int],
-    group: Any,
-    place: Any,
-    thread: Any,
-) -> None:
-    """K and V of one kv head of a row into a page, by all threads of the block; sizes are H, G and D."""
+def _write_turned(
+    pages: Pages, qkv: Any, table: Any, kv: Any, places: Places, sizes: tuple[int, int, int], layout: str
+) -> Any:
+    """A launch that writes K, turned by table (M, R), and V of all rows; and queries (M, H D), turned, for the next."""
     heads, groups, size = sizes
+    turn, own = Turn(size, heads + groups, 0, layout), heads // groups * size
+    q = T.alloc_buffer((qkv.shape[0], heads * size), "float32")
+    grid = {"blockIdx.x": qkv.shape[0], "blockIdx.y": groups, "threadIdx.x": THREADS}
+    with launch(grid) as (row, group, thread):
 
-    def side(number: int) -> Callable[[Any], Any]:
-        return lambda d: rows[row, (heads + number * groups + group) * size + d]
+        def number(column: Any) -> Any:
+            return turn.of(qkv, table, row, column)
 
-    pages.write(Token(kv, page, group, place, size), side(0), side(1), thread, THREADS)
+        def one(i: Any) -> None:
+            T.buffer_store(q, number(group * own + i), [row, group * own + i])
+
+        strided(own, thread, THREADS, one)
+        _write(pages, number, kv, places, row, sizes, group, thread)
+    return q
+
+
+def _write(
+    pages: Pages, number: Callable[[Any], Any], kv: Any, places: Places, row: Any, sizes: tuple[int, int, int],
+    group: Any, thread: Any,
+) -> None:  # fmt: skip
+    """K and V of one kv head of a row into its page, by all threads of the block; sizes are H, G and D.
+
+    number: of a column of the row's (H + 2G) D.
+    """
+    heads, groups, size = sizes
+    slot = places.slots[row]
+    page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
+
+    def side(which: int) -> Callable[[Any], Any]:
+        return lambda d: number((heads + which * groups + group) * size + d)
+
+    pages.write(Token(kv, page, group, T.floormod(slot, PAGE), size), side(0), side(1), thread, THREADS)
 
 
 def shared_heads(heads: int) -> int:

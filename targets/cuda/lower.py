@@ -52,6 +52,7 @@ KERNELS: dict[str, Kernel] = {
     "rope": rope.rope,
     "sinusoid": rope.sinusoid,
     "attention": attention.attention,
+    "rope_attention": attention.rope_attention,
     "attention_with_sinks": attention.attention_with_sinks,
     "attention_by_distance": attention.attention_by_distance,
     "cross_attention": attention.cross_attention,

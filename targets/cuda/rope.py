@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -38,14 +39,29 @@ def rope_table(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> 
 
 def rope(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, heads * D), table (M, R) -> x with R numbers, from `first` on, of each of its first heads rotated."""
-    size, rotated, start = int(attrs["head_dim"]), int(attrs["rotated_heads"]), int(attrs["first"])
-    half = int(shapes[1][1]) // 2
-    halves = {"half": True, "interleaved": False}[attrs["layout"]]
+    turn = Turn(int(attrs["head_dim"]), int(attrs["rotated_heads"]), int(attrs["first"]), str(attrs["layout"]))
 
     def body(buffers: list[Any], row: Any, column: Any) -> None:
         x, table, out = buffers
-        place = T.floormod(column, size) - start
-        inside = tirx.all(column < rotated * size, place >= 0, place < 2 * half)
+        T.buffer_store(out, turn.of(x, table, row, column), [row, column])
+
+    return column_kernel(["float32"] * 3, shapes, body)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How rope turns numbers from `first` on of each of the first `heads` heads of `size`."""
+
+    size: int
+    heads: int
+    first: int
+    layout: str
+
+    def of(self, x: Any, table: Any, row: Any, column: Any) -> Any:
+        """A number of x (M, heads * D), turned by table (M, R)."""
+        half, halves = int(table.shape[1]) // 2, {"half": True, "interleaved": False}[self.layout]
+        place = T.floormod(column, self.size) - self.first
+        inside = tirx.all(column < self.heads * self.size, place >= 0, place < 2 * half)
         second = place >= half if halves else T.floormod(place, 2) == 1
         angle = place - T.Select(second, half, 0) if halves else T.floordiv(place, 2)
         other = column + T.Select(second, -1, 1) * (half if halves else 1)
@@ -53,9 +69,7 @@ def rope(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.P
         turned = x[row, column] * table[row, angle] + (
             x[row, other] * table[row, half + angle] * T.Select(second, f32(1), f32(-1))
         )
-        T.buffer_store(out, T.if_then_else(inside, turned, x[row, column]), [row, column])
-
-    return column_kernel(["float32"] * 3, shapes, body)
+        return T.if_then_else(inside, turned, x[row, column])
 
 
 def sinusoid(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -60,6 +60,11 @@ class CudaTarget:
         """Whether kernels of quantized weights do better with activations rounded to int8: not so far."""
         return False
 
+    @property
+    def turns_in_attention(self) -> bool:
+        """Whether kernels of attention turn queries and keys themselves (passes/fuse_rope.py)."""
+        return True
+
     def serves(self, other: object) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
         return False

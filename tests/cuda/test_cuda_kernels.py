@@ -20,13 +20,14 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
 import cuda_threads
-from attention_cases import ATTENTION_CASES, SIZES, attention, on_tensor_cores, turning
+from attention_cases import ATTENTION_CASES, DEVICE_CASES, SIZES, attention, on_tensor_cores, turning
 from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, TOLERANCE, Case, compare, embedding_case, floats, linear_case, packed
 from latent_kernel_cases import LATENT_CASES, head_linear_case
 
 TARGET = CUDA_TARGETS["cuda:sm_80"]
 EVERY = CASES | EXPERT_CASES | LATENT_CASES
+ATTENDING = ATTENTION_CASES | DEVICE_CASES
 MAIN_FORMATS = ("f32", "bf16", "q4", "c3h")
 ROWS = 5  # few: an interpreter runs every thread
 
@@ -62,7 +63,7 @@ def check(case: Case) -> list[np.ndarray]:
     expected = OPS[case.op].meaning(*copies, **case.attrs)
     like = list(expected) if isinstance(expected, tuple) else [expected]
     outputs = call(case, like)
-    if case.op in ATTENTION_CASES:
+    if case.op in ATTENDING:
         case = on_tensor_cores(case)
     for got, wanted in zip(outputs, like, strict=True):
         if case.op == "packed_linear":
@@ -233,11 +234,11 @@ def test_attention_with_biases(op: str, seed: int) -> None:
     check(attention(rng, str(rng.choice(list(KV_KINDS))), op, lengths, **sizes, **more))
 
 
-@pytest.mark.parametrize("op", ["cross_attention", "store_kv", "short_convolution"])
+@pytest.mark.parametrize("op", ["cross_attention", "store_kv", "short_convolution", "rope_attention"])
 @pytest.mark.parametrize("kind", KV_KINDS)
 def test_sources_and_what_is_kept_of_them(kind: str, op: str) -> None:
     for seed in range(2):
-        check(ATTENTION_CASES[op](np.random.default_rng([seed, len(op)]), kind))
+        check(ATTENDING[op](np.random.default_rng([seed, len(op)]), kind))
 
 
 def test_heads_of_one_kv_head() -> None:

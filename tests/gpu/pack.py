@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("gpu", "", "targets", "cuda", "end_to_end")]
 
 import shapes
-from attention_cases import ATTENTION_CASES, attention, on_tensor_cores
+from attention_cases import ATTENTION_CASES, DEVICE_CASES, attention, on_tensor_cores
 from expert_cases import EXPERT_CASES
 from kernel_cases import CASES, Case, embedding_case, linear_case
 from latent_kernel_cases import LATENT_CASES
@@ -63,7 +63,7 @@ PROMPTS = (
 )  # fmt: skip
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")  # that the machine with the GPU may have
 PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
-EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES
+EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES | DEVICE_CASES
 
 
 def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tuple[str, Case]]:
@@ -116,7 +116,7 @@ def write_kernels(
 
 def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
     """Of the greatest number. Products of floats go in two parts of bfloat16 each (docs/cuda.md says how far off)."""
-    if case.op in ATTENTION_CASES:
+    if case.op in ATTENTION_CASES | DEVICE_CASES:
         case = on_tensor_cores(case)
     if case.op != "packed_linear":
         return 2 * case.tolerance

@@ -164,6 +164,15 @@ def short_convolution(rng: Rng, kind: str = "", channels: int = 0) -> Case:
     return Case("short_convolution", arrays, {"first": first, "kv_dtype": kind}, (0, 2, 3, 4, 5, 6))
 
 
+def rope_attention(rng: Rng, kind: str = "") -> Case:
+    """Some numbers of each head of queries and keys are turned, or all of an even size."""
+    case = attention(rng, kind)
+    qkv, *pages = case.arrays
+    table = floats(rng, len(qkv), 2 * int(rng.integers(1, case.attrs["head_dim"] // 2 + 1)))
+    attrs = {**case.attrs, "layout": str(rng.choice(["half", "interleaved"]))}
+    return replace(case, op="rope_attention", arrays=[qkv, table, *pages], attrs=attrs, symbolic=tuple(range(8)))
+
+
 ATTENTION_CASES: dict[str, Callable[..., Case]] = {
     **{name: partial(attention, op=name) for name in ("attention", "attention_with_sinks", "attention_by_distance")},
     "cross_attention": cross_attention,
@@ -171,3 +180,5 @@ ATTENTION_CASES: dict[str, Callable[..., Case]] = {
     "short_convolution": short_convolution,
     **{name: partial(turning, op=name) for name in ("load_keys", "store_keys", "copy_pages")},
 }
+# Of kernels that CPUs have none of.
+DEVICE_CASES: dict[str, Callable[..., Case]] = {"rope_attention": rope_attention}

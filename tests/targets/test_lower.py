@@ -19,9 +19,10 @@ from llmc.targets import target as targets
 from llmc.targets.build import compile_module
 from llmc.targets.lower import KERNELS, lower
 
+ON_DEVICES = {"rope_attention"}  # kernels of CUDA alone
 # Rewritten by pack_weights, or computed at compile time.
 REWRITTEN = {"embedding", "linear", "head_linear", "experts_in", "experts_out"}
-WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"} | set(STAYING)
+WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"} | set(STAYING) | set(ON_DEVICES)
 
 
 def _step(format: str) -> tvm.IRModule:
