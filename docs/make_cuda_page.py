@@ -21,6 +21,7 @@ from tvm import tirx
 
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import KINDS, page_shape
+from llmc.compiler.ops.rounded import ENDING, ROUNDED
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
@@ -95,6 +96,9 @@ def cases() -> dict[str, Case]:
             "bf16_linear", [[m, WIDTH // 2], packed("bf16"), row], {"format": "bf16", "width": WIDTH},
         ),
     }  # fmt: skip
+    for name in ROUNDED:
+        op, (*shapes, last), attrs = found[name]
+        found[name + ENDING] = (op + ENDING, [*shapes, [m, int(last[1]) // 2]], attrs)
     for name in FORMATS:
         attrs = {"format": name, "width": WIDTH}
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)

@@ -89,6 +89,11 @@ class Target:
         return False
 
     @property
+    def rounds_results(self) -> bool:
+        """Whether norms and activations can give bfloat16 (passes/fuse_rounding.py): not on CPUs."""
+        return False
+
+    @property
     def linker(self) -> str:
         """The compiler driver that links a shared library for this architecture."""
         return "gcc" if self.arch == platform.machine() else f"{self.arch}-linux-gnu-gcc"

@@ -158,7 +158,6 @@ def steps_for(
     """What `make`, as `planned` does, gives for each target: one module for those that round activations, and one for
     those that do not (True). Weights are stored in the same way for both.
     """
-    from llmc.passes.fuse_rope import fuse_rope
     from llmc.passes.round_activations import round_activations
 
     made: dict[bool, tuple[list[StoredWeight], Any]] = {}
@@ -168,8 +167,16 @@ def steps_for(
         made[each] = stored, round_activations(step) if request.activations == "bf16" else step
     stored, *others = [weights for weights, _ in made.values()]
     assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
-    steps = {target: made[each][1] for target, each in exact.items()}
-    return stored, {target: fuse_rope(step) if target.turns_in_attention else step for target, step in steps.items()}
+    return stored, {target: _fused(made[each][1], target) for target, each in exact.items()}
+
+
+def _fused(step: Any, target: targets.AnyTarget) -> Any:
+    """The module with what the target's kernels do together."""
+    from llmc.passes.fuse_rope import fuse_rope
+    from llmc.passes.fuse_rounding import fuse_rounding
+
+    step = fuse_rope(step) if target.turns_in_attention else step
+    return fuse_rounding(step) if target.rounds_results else step
 
 
 def _kept(weights: list[StoredWeight]) -> list[tuple[Any, ...]]:

@@ -13,15 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.ops import attending, collective, convolution, core, experts, latent, quantized, turning
+from llmc.compiler.ops import (
+    attending,
+    collective,
+    convolution,
+    core,
+    experts,
+    latent,
+    quantized,
+    rounded,
+    turning,
+)
 from llmc.compiler.ops.op import Attr, Op
 
 __all__ = ["OPS", "PREFIX", "Attr", "Op", "call", "emit", "match", "register_meanings"]
 
 PREFIX = "llmc."
 _ROWS = (
-    *core.ROWS, *quantized.ROWS, *attending.ROWS, *convolution.ROWS, *experts.ROWS, *latent.ROWS, *turning.ROWS,
-    *collective.ROWS,
+    *core.ROWS, *quantized.ROWS, *rounded.ROWS, *attending.ROWS, *convolution.ROWS, *experts.ROWS, *latent.ROWS,
+    *turning.ROWS, *collective.ROWS,
 )  # fmt: skip
 OPS: dict[str, Op] = {op.name: op for op in _ROWS}
 

@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import bf16_bits, f32, i32, launch, local
+from llmc.targets.cuda.launch import bf16_pair, f32, i32, launch, local
 from llmc.targets.cuda.target import CudaTarget
 
 THREADS = 256
@@ -74,14 +74,20 @@ def _bounded(x: Any, low: Any, high: Any) -> Any:
     return T.Select(x > high, high, T.Select(x < low, low, x))
 
 
-def _map(shapes: list[Any], function: Number) -> tirx.PrimFunc:
-    """x (M, C) -> function(x) (M, C)."""
+def _map(shapes: list[Any], function: Number, rounded: bool = False) -> tirx.PrimFunc:
+    """x (M, C) -> function(x) (M, C); `rounded`: as bfloat16 pairs (M, C/2)."""
 
     def body(buffers: list[Any], row: Any, column: Any) -> None:
         x, out = buffers
-        T.buffer_store(out, function(x[row, column]), [row, column])
+        _store(out, lambda c: function(x[row, c]), row, column, rounded)
 
-    return column_kernel(["float32"] * 2, shapes, body)
+    return column_kernel(["float32", "int32" if rounded else "float32"], shapes, body)
+
+
+def _store(out: Any, number: Number, row: Any, column: Any, rounded: bool) -> None:
+    """A column of out is that number, or that pair."""
+    value = bf16_pair(number(2 * column), number(2 * column + 1)) if rounded else number(column)
+    T.buffer_store(out, value, [row, column])
 
 
 def scale(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -100,37 +106,39 @@ def soft_cap(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> ti
     return _map(shapes, lambda x: capped(x, float(attrs["cap"])))
 
 
-def activate(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, F) -> activation(x) (M, F)."""
-    return _map(shapes, ACTIVATIONS[attrs["activation"]])
+def activate(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
+    """x (M, F) -> activation(x) (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
+    return _map(shapes, ACTIVATIONS[attrs["activation"]], rounded)
 
 
-def _halves(shapes: list[Any], function: Callable[[Any, Any], Any]) -> tirx.PrimFunc:
-    """x (M, 2F) -> function(first half, second half) (M, F)."""
-    width = int(shapes[1][1])
+def _halves(shapes: list[Any], function: Callable[[Any, Any], Any], rounded: bool) -> tirx.PrimFunc:
+    """x (M, 2F) -> function(first half, second half) (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
+    width = int(shapes[0][1]) // 2
 
     def body(buffers: list[Any], row: Any, column: Any) -> None:
         x, out = buffers
-        T.buffer_store(out, function(x[row, column], x[row, width + column]), [row, column])
+        _store(out, lambda c: function(x[row, c], x[row, width + c]), row, column, rounded)
 
-    return column_kernel(["float32"] * 2, shapes, body)
+    return column_kernel(["float32", "int32" if rounded else "float32"], shapes, body)
 
 
-def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """gate_up (M, 2F) -> activation(gate) * up (M, F)."""
+def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
+    """gate_up (M, 2F) -> activation(gate) * up (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
     activation = ACTIVATIONS[attrs["activation"]]
-    return _halves(shapes, lambda gate, up: activation(gate) * up)
+    return _halves(shapes, lambda gate, up: activation(gate) * up, rounded)
 
 
-def bounded_gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it."""
+def bounded_gated(
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False
+) -> tirx.PrimFunc:  # fmt: skip
+    """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it; as gated."""
     activation, plus = ACTIVATIONS[attrs["activation"]], f32(attrs["plus"])
     low, high = f32(-attrs["limit"]), f32(attrs["limit"])
 
     def both(gate: Any, up: Any) -> Any:
         return activation(T.Select(gate > high, high, gate)) * (_bounded(up, low, high) + plus)
 
-    return _halves(shapes, both)
+    return _halves(shapes, both, rounded)
 
 
 def xielu(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -231,8 +239,6 @@ def round_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> 
         x, out = buffers
         first, second = 2 * pair, 2 * pair + 1
         other = x[row, second] if width % 2 == 0 else T.if_then_else(second < width, x[row, second], f32(0))
-        low, high = (T.cast(bf16_bits(value), "uint32") for value in (x[row, first], other))
-        word = low | (high << tirx.const(16, "uint32"))
-        T.buffer_store(out, T.reinterpret("int32", word), [row, pair])
+        T.buffer_store(out, bf16_pair(x[row, first], other), [row, pair])
 
     return column_kernel(["float32", "int32"], shapes, body)

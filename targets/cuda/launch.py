@@ -183,13 +183,20 @@ def bf16_bits(value: Any) -> Any:
     return T.cast(rounded >> tirx.const(16, "uint32"), "uint16")
 
 
+def bf16_pair(first: Any, second: Any) -> Any:
+    """Two float32 -> the int32 of both as bfloat16, the first one low."""
+    low, high = (T.cast(bf16_bits(value), "uint32") for value in (first, second))
+    return T.reinterpret("int32", low | (high << u32(16)))
+
+
 def from_bf16(bits: Any) -> Any:
     """Bits of a bfloat16, in uint16, or in the low half of uint32 -> float32."""
     return T.reinterpret("float32", T.cast(bits, "uint32") << tirx.const(16, "uint32"))
 
 
 __all__ = [
-    "added", "after_launches", "barrier", "bf16_bits", "block_reduce", "dynamic", "f32", "fill", "fma", "from_bf16",
+    "added", "after_launches", "barrier", "bf16_bits", "bf16_pair", "block_reduce", "dynamic", "f32", "fill", "fma",
+    "from_bf16",
     "from_lane", "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "together",
     "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm
@@ -10,6 +11,7 @@ from tvm import tirx
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops import PREFIX
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.cuda import (
     attention,
     elementwise,
@@ -74,6 +76,17 @@ KERNELS: dict[str, Kernel] = {
     **experts.KERNELS,
     **heads.KERNELS,
 }
+
+_ROUNDED: dict[str, Callable[..., tirx.PrimFunc]] = {
+    "rms_norm": norms.rms_norm,
+    "add_rms_norm": norms.add_rms_norm,
+    "layer_norm": norms.layer_norm,
+    "add_layer_norm": norms.add_layer_norm,
+    "activate": elementwise.activate,
+    "gated": elementwise.gated,
+    "bounded_gated": elementwise.bounded_gated,
+}
+KERNELS |= {name + ENDING: partial(kernel, rounded=True) for name, kernel in _ROUNDED.items()}
 
 # Relax's own operations that are lowered as ours are.
 PLAIN: dict[str, Kernel] = {"add": elementwise.add, "concat": elementwise.concat}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -10,93 +11,137 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import added, block_reduce, f32, launch, local, row_kernel, strided, width_threads
+from llmc.targets.cuda.launch import (
+    added,
+    bf16_pair,
+    block_reduce,
+    f32,
+    launch,
+    local,
+    row_kernel,
+    strided,
+    width_threads,
+)
 from llmc.targets.cuda.target import CudaTarget
 
 Read = Callable[[Any, Any], Any]  # a thread's turn, and its column then -> the number there
 MOST_THREADS = 1024  # of a row: few turns each, for few rows leave a chip waiting for memory
 
 
-def _turns(width: int, thread: Any, threads: int, body: Callable[[Any, Any], None]) -> None:
-    """`body(turn, column)` for every column, threads taking turns; all reads of a thread are on their way together."""
-    with T.unroll(0, -(-width // threads)) as turn:
-        column = turn * threads + thread
-        if width % threads:
-            with T.If(column < width), T.Then():
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a row, of which threads of a block take `each` neighbours in turn."""
+
+    width: int
+    thread: Any
+    threads: int
+    each: int = 1
+
+    @property
+    def turns(self) -> int:
+        """The most columns of a thread."""
+        return self.each * -(-self.width // (self.each * self.threads))
+
+    def neighbours(self, body: Callable[[list[tuple[Any, Any]]], None]) -> None:
+        """`body` of (turn, column) of each that a thread takes together; all its reads are on their way together."""
+        count = self.width // self.each
+        with T.unroll(0, self.turns // self.each) as step:
+            place = step * self.threads + self.thread
+            own = [(step * self.each + e, place * self.each + e) for e in range(self.each)]
+            if count % self.threads:
+                with T.If(place < count), T.Then():
+                    body(own)
+            else:
+                body(own)
+
+    def run(self, body: Callable[[Any, Any], None]) -> None:
+        """`body(turn, column)` for every column."""
+
+        def all_of(own: list[tuple[Any, Any]]) -> None:
+            for turn, column in own:
                 body(turn, column)
-        else:
-            body(turn, column)
+
+        self.neighbours(all_of)
 
 
-def _mean(width: int, thread: Any, threads: int, number: Read) -> Any:
+def _mean(columns: _Columns, number: Read) -> Any:
     """The mean over columns, in a register of every thread of the block."""
     total = local((1,))
     T.buffer_store(total, f32(0), [0])
-    _turns(width, thread, threads, lambda turn, c: T.buffer_store(total, total[0] + number(turn, c), [0]))
-    block_reduce(total, 0, thread, threads, added)
-    T.buffer_store(total, total[0] / f32(width), [0])
+    columns.run(lambda turn, c: T.buffer_store(total, total[0] + number(turn, c), [0]))
+    block_reduce(total, 0, columns.thread, columns.threads, added)
+    T.buffer_store(total, total[0] / f32(columns.width), [0])
     return total[0]
 
 
-def _normed(number: Read, width: int, thread: Any, threads: int, eps: float, centred: bool) -> Read:
+def _normed(number: Read, columns: _Columns, eps: float, centred: bool) -> Read:
     """The column's number / sqrt(mean of squares + eps); `centred`: their mean is taken off them first."""
-    mean = _mean(width, thread, threads, number) if centred else None
+    mean = _mean(columns, number) if centred else None
 
     def centre(turn: Any, c: Any) -> Any:
         return number(turn, c) if mean is None else number(turn, c) - mean
 
-    squares = _mean(width, thread, threads, lambda turn, c: centre(turn, c) * centre(turn, c))
+    squares = _mean(columns, lambda turn, c: centre(turn, c) * centre(turn, c))
     scale = local((1,))
     T.buffer_store(scale, f32(1) / T.sqrt(squares + f32(eps)), [0])
     return lambda turn, c: centre(turn, c) * scale[0]
 
 
-def _norm(shapes: list[Any], attrs: dict[str, Any], centred: bool, summed: bool) -> tirx.PrimFunc:
-    """x [, residual], weight [, bias] -> [sum,] normed."""
-    width = int(shapes[0][1])
-    threads = width_threads(width, MOST_THREADS)
+def _norm(shapes: list[Any], attrs: dict[str, Any], centred: bool, summed: bool, rounded: bool) -> tirx.PrimFunc:
+    """x [, residual], weight [, bias] -> [sum,] normed; `rounded`: the latter as bfloat16 pairs (M, C/2)."""
+    width, each = int(shapes[0][1]), 1 + rounded
+    threads = width_threads(width // each, MOST_THREADS)
     operands = 2 + centred + summed
 
     def body(buffers: list[Any], row: Any, thread: Any) -> None:
         x, weight = buffers[0], buffers[1 + summed]
         bias, out = buffers[2 + summed] if centred else None, buffers[-1]
-        own = local((-(-width // threads),))
+        columns = _Columns(width, thread, threads, each)
+        own = local((columns.turns,))
 
         def read(turn: Any, c: Any) -> None:
             T.buffer_store(own, x[row, c] + buffers[1][row, c] if summed else x[row, c], [turn])
             if summed:
                 T.buffer_store(buffers[operands], own[turn], [row, c])
 
-        _turns(width, thread, threads, read)
-        normed = _normed(lambda turn, c: own[turn], width, thread, threads, attrs["eps"], centred)
+        columns.run(read)
+        normed = _normed(lambda turn, c: own[turn], columns, attrs["eps"], centred)
 
-        def store(turn: Any, c: Any) -> None:
+        def number(turn: Any, c: Any) -> Any:
             value = normed(turn, c) * weight[c]
-            T.buffer_store(out, value if bias is None else value + bias[c], [row, c])
+            return value if bias is None else value + bias[c]
 
-        _turns(width, thread, threads, store)
+        def store(found: list[tuple[Any, Any]]) -> None:
+            values, (_, first) = [number(*one) for one in found], found[0]
+            value, place = (bf16_pair(*values), T.floordiv(first, 2)) if rounded else (values[0], first)
+            T.buffer_store(out, value, [row, place])
 
-    return row_kernel(["float32"] * (operands + 1 + summed), shapes, threads, body)
+        columns.neighbours(store)
+
+    dtypes = ["float32"] * (operands + summed) + ["int32" if rounded else "float32"]
+    return row_kernel(dtypes, shapes, threads, body)
 
 
-def rms_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+def rms_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
     """x (M, C), weight (C,) -> (M, C)."""
-    return _norm(shapes, attrs, centred=False, summed=False)
+    return _norm(shapes, attrs, centred=False, summed=False, rounded=rounded)
 
 
-def add_rms_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+def add_rms_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
     """x, residual (M, C), weight (C,) -> sum, normed (M, C)."""
-    return _norm(shapes, attrs, centred=False, summed=True)
+    return _norm(shapes, attrs, centred=False, summed=True, rounded=rounded)
 
 
-def layer_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+def layer_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
     """x (M, C), weight, bias (C,) -> (M, C)."""
-    return _norm(shapes, attrs, centred=True, summed=False)
+    return _norm(shapes, attrs, centred=True, summed=False, rounded=rounded)
 
 
-def add_layer_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+def add_layer_norm(
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False
+) -> tirx.PrimFunc:
     """x, residual (M, C), weight, bias (C,) -> sum, normed (M, C)."""
-    return _norm(shapes, attrs, centred=True, summed=True)
+    return _norm(shapes, attrs, centred=True, summed=True, rounded=rounded)
 
 
 def qk_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -108,12 +153,13 @@ def qk_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tir
     def norm(buffers: list[Any], weight: Any, row: Any, thread: Any, threads: int, span: tuple[Any, int, Any]) -> None:
         """The `count` columns from `first` on, by weights from `at` on."""
         (x, *_, out), (first, count, at) = buffers, span
-        normed = _normed(lambda turn, c: x[row, first + c], count, thread, threads, eps, centred)
+        columns = _Columns(count, thread, threads)
+        normed = _normed(lambda turn, c: x[row, first + c], columns, eps, centred)
 
         def store(turn: Any, c: Any) -> None:
             T.buffer_store(out, normed(turn, c) * weight[at + c], [row, first + c])
 
-        _turns(count, thread, threads, store)
+        columns.run(store)
 
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments(["float32"] * 4, shapes)

@@ -65,6 +65,11 @@ class CudaTarget:
         """Whether kernels of attention turn queries and keys themselves (passes/fuse_rope.py)."""
         return True
 
+    @property
+    def rounds_results(self) -> bool:
+        """Whether norms and activations can give bfloat16 (passes/fuse_rounding.py)."""
+        return True
+
     def serves(self, other: object) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""
         return False

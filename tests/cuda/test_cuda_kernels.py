@@ -13,6 +13,7 @@ from tvm import tirx
 
 from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
+from llmc.compiler.ops.rounded import ENDING, ROUNDED
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
@@ -91,6 +92,42 @@ def only(case: Case, rows: slice) -> Case:
 @pytest.mark.parametrize("op", sorted(set(KERNELS) & set(EVERY)))
 def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
     check(cut(EVERY[op](np.random.default_rng([seed, len(op)]))))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", ROUNDED)
+def test_results_in_bfloat16(op: str, seed: int) -> None:
+    """The last result as pairs, each the nearest to what is a last bit off; of rows that a block takes in turns too."""
+    rng = np.random.default_rng([seed, len(op)])
+    case = cut(CASES[op](rng))
+    while _last(OPS[op].meaning(*case.arrays, **case.attrs)).shape[1] % 2:
+        case = cut(CASES[op](rng))
+    case = replace(case, op=op + ENDING, tolerance=2.0**-8)
+    results = OPS[case.op].meaning(*case.arrays, **case.attrs)
+    wanted = list(results) if isinstance(results, tuple) else [results]
+    *others, pairs = call(case, wanted)
+    for got, other in zip(others, wanted, strict=False):
+        np.testing.assert_array_equal(got, other)
+    compare(case, _apart(pairs), _apart(wanted[-1]))
+
+
+def _last(results: Any) -> np.ndarray:
+    found: np.ndarray = results[-1] if isinstance(results, tuple) else results
+    return found
+
+
+def _apart(pairs: np.ndarray) -> np.ndarray:
+    """Numbers of bfloat16 pairs."""
+    return from_bf16(np.ascontiguousarray(pairs).view(np.uint16))
+
+
+def test_rows_wider_than_a_block() -> None:
+    """2,100 columns: pairs of more than one turn, and threads without any in the last."""
+    rng = np.random.default_rng(1)
+    x, weight = floats(rng, 3, 2100), floats(rng, 2100)
+    case = Case("rms_norm" + ENDING, [x, weight], {"eps": 1e-5}, (0,), 2.0**-8)
+    wanted = OPS[case.op].meaning(x, weight, eps=1e-5)
+    compare(case, _apart(call(case, [wanted])[0]), _apart(wanted))
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 5), (3, 257), (8, 512)])

@@ -25,6 +25,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import KINDS
 from llmc.frontends.source import open_model
 from llmc.passes.fuse_rope import fuse_rope
+from llmc.passes.fuse_rounding import fuse_rounding
 from llmc.passes.round_activations import round_activations
 from llmc.runtime import ArtifactError
 from llmc.targets.cuda.lower import lower
@@ -100,9 +101,9 @@ def check_ways(source: Path, artifact: Path, ask: Callable[[Any], Any], interpre
         most = EXACT if manifest["kv"]["dtype"] == "f32" else ROUNDED
         ways = {"meanings": (step, most)}
         if interpreted:
-            ways["kernels"] = lower(fuse_rope(step), target), most
+            ways["kernels"] = lower(fuse_rounding(fuse_rope(step)), target), most
         if "q4" in manifest["quantization"]["formats"].values():
-            ways["rounded"] = lower(fuse_rope(round_activations(step)), target), ROUNDED
+            ways["rounded"] = lower(fuse_rounding(fuse_rope(round_activations(step))), target), ROUNDED
         for way, (module, off) in ways.items():
 
             def both(name: str, walk: Walk, off: float, kv: list[np.ndarray], *index: np.ndarray) -> Any:
