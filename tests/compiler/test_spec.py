@@ -130,6 +130,8 @@ def bad(path: str, value: Any) -> str:
     plain = to_dict(encoder() if is_encoder else spec)
     if block == "encoder":
         plain[block] = {"layers": 1, "ffn": 48}
+    if block == "convolution":
+        plain[block] = {"layers": [0], "size": 3}
     table, _, key = path.rpartition(".")
     (plain[table] if table else plain)[key] = value
     with pytest.raises(SpecError) as caught:

@@ -47,6 +47,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 4]]},
     "deepseek_v2": {"moe_intermediate_size": 1408},
     "minicpm3": {"hidden_size": 5120},
+    "lfm3": {"layer_types": [*["conv"] * 2, "full_attention", "conv", "sliding_attention", *["conv"] * 3]},
     "helium": {"num_attention_heads": 40, "hidden_size": 5120},
 }
 

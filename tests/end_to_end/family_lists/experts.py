@@ -23,13 +23,6 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1], "norm_topk_prob": True, "qkv_bias": False,
         },
     ),
-    "Flint": (
-        "flint",
-        {
-            **FEW, "num_hidden_layers": 3, "mlp_only_layers": [0], "layer_types": [FULL, SLIDING, SLIDING],
-            "sliding_window": 9, "head_dim": 24, "shared_expert_intermediate_size": 80,
-        },
-    ),
     "LFM2 MoE": (
         "lfm2_moe",
         {

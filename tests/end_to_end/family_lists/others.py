@@ -24,7 +24,7 @@ _REASONS = {
         "cohere_compass_text emu3 fuyu gemma3 gemma4 gemma4_unified git got_ocr2 llama4 mllama moss_transcribe_diarize "
         "phi4_multimodal"
     ),
-    "is of known blocks, but has no file yet": "aria_text cohere2_moe",
+    "is of known blocks, but has no file yet": "aria_text cohere2_moe flint",
     "has inputs for every layer, and layers of several head sizes": (
         "gemma3n gemma3n_text gemma4_text gemma4_unified_text"
     ),
