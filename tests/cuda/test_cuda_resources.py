@@ -18,7 +18,7 @@ from llmc.targets.cuda.target import CUDA_TARGETS
 ROOT = Path(__file__).parents[2]
 MAIN = (
     "packed_linear q4", "packed_linear c3h", "bf16_linear", "packed_experts_in q4", "packed_experts_out q4",
-    "attention bf16", "attention q8", "add_rms_norm", "top",
+    "rope_attention bf16", "attention q8", "add_rms_norm", "top",
 )  # fmt: skip
 REPORT = """ptxas info    : 24 bytes gmem
 ptxas info    : Compiling entry function 'one_kernel' for 'sm_90'
@@ -66,7 +66,9 @@ def test_main_kernels_compile_within_the_limits(chip: str, page: ModuleType) -> 
     target = CUDA_TARGETS[chip]
     taken = page.compiled(MAIN, target)
     assert {name: len(launches) for name, launches in taken.items()} == {
-        name: {"packed_linear": 5, "bf16_linear": 5, "attention": 4}.get(name.split()[0], 2 if "experts" in name else 1)
+        name: {"packed_linear": 5, "bf16_linear": 5, "attention": 4, "rope_attention": 4}.get(
+            name.split()[0], 2 if "experts" in name else 1
+        )
         for name in MAIN
     }
     wrong = {name: [page.faults(launch, target) for launch in launches] for name, launches in taken.items()}
