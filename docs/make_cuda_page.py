@@ -21,7 +21,8 @@ from tvm import tirx
 
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import KINDS, page_shape
-from llmc.compiler.ops.rounded import ENDING, ROUNDED
+from llmc.compiler.ops.narrowed import NARROWED
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
@@ -96,7 +97,7 @@ def cases() -> dict[str, Case]:
             "bf16_linear", [[m, WIDTH // 2], packed("bf16"), row], {"format": "bf16", "width": WIDTH},
         ),
     }  # fmt: skip
-    for name in ROUNDED:
+    for name in NARROWED:
         op, (*shapes, last), attrs = found[name]
         found[name + ENDING] = (op + ENDING, [*shapes, [m, int(last[1]) // 2]], attrs)
     for name in FORMATS:

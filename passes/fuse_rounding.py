@@ -1,6 +1,6 @@
 """Norms and activations that only matrices read give bfloat16 at once, for targets that have kernels for it.
 
-p = round_rows(rms_norm(x, w)) -> p = rms_norm_bf16(x, w), and likewise for all of compiler/ops/rounded.py.
+p = round_rows(rms_norm(x, w)) -> p = rms_norm_bf16(x, w), and likewise for all of compiler/ops/narrowed.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.ops.rounded import ENDING, ROUNDED
+from llmc.compiler.ops.rounded import ENDING
 from llmc.compiler.rewrite import rewrite_functions
-from llmc.passes.bindings import bound_in, reads_of
+from llmc.passes.narrowings import narrowings
 
 
 def fuse_rounding(module: tvm.IRModule) -> tvm.IRModule:
@@ -27,41 +27,21 @@ class _Fuse(relax.PyExprMutator):
         super().__init__(module)
         self.sources: set[Any] = set()  # variables whose ops are to give bfloat16
         self.gone: set[Any] = set()  # variables that nobody reads then
-        self.pairs: dict[Any, tuple[Any, int | None]] = {}  # what rounding gave -> the source, and which of its results
+        self.pairs: dict[Any, tuple[Any, int]] = {}  # what rounding gave -> the source, and its results before it
         for function in module.functions.values():
             if isinstance(function, relax.Function):
-                self._plan(function)
-
-    def _plan(self, function: Any) -> None:
-        bound, reads = bound_in(function), reads_of(function)
-        for variable, value in bound.items():
-            found = ops.match(value)
-            if found is None or found[0].name != "round_rows":
-                continue
-            (x,) = found[1]
-            source, place = x, None
-            if isinstance(bound.get(x), relax.TupleGetItem):
-                source, place = bound[x].tuple_value, int(bound[x].index)
-            made = ops.match(bound.get(source))
-            if made is None or made[0].name not in ROUNDED or reads[x] != 1 or int(x.ty.shape[1]) % 2:
-                continue
-            last = len(source.ty.fields) - 1 if isinstance(source.ty, tvm.ir.TupleType) else None
-            if place != last:
-                continue
-            self.sources.add(source)
-            self.pairs[variable] = source, place
-            if place is not None:
-                self.gone.add(x)
+                for each in narrowings(function, "round_rows", 2):
+                    self.sources.add(each.source)
+                    self.gone |= {each.rows} - {each.source}
+                    self.pairs[each.stored] = each.source, each.others
 
     def visit_var_binding_(self, binding: Any) -> None:
         if binding.var in self.gone:
             return
         if binding.var in self.pairs:
-            source, place = self.pairs[binding.var]
+            source, others = self.pairs[binding.var]
             made = self.visit_expr(source)
-            self.set_var_remap(
-                binding.var, made if place is None else self.builder_.emit(relax.TupleGetItem(made, place))
-            )
+            self.set_var_remap(binding.var, self.builder_.emit(relax.TupleGetItem(made, others)) if others else made)
             return
         if binding.var not in self.sources:
             super().visit_var_binding_(binding)

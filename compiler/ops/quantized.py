@@ -1,55 +1,24 @@
 """Ops whose result goes straight to int8: what they compute is what quantize_rows would make of their last result.
 
-Each is an op of core.py with a name that ends in _i8, for widths that are multiples of 64.
+Those of narrowed.py, with names that end in _i8, for widths that are multiples of 64; and these behind matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from llmc.compiler import meaning
 from llmc.compiler.meaning.experts import experts_bias
 from llmc.compiler.ops import core, experts
+from llmc.compiler.ops.narrowed import narrowed
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
-QUANTIZED = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "activate", "gated", "bounded_gated")
 ENDING = "_i8"
 MULTIPLIED = ("activate", "gated", "bounded_gated")  # of these, those that are fused with the i8_linear they are of
 GATED = ("gated", "bounded_gated")  # and with the two i8_experts_in
 LINEAR = "i8_linear"
 EXPERTS, BIAS = "i8_experts_in", "experts_bias"
-
-
-def _result(plain: Op) -> Callable[[list[Shape], dict[str, Attr]], Result]:
-    def result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
-        *others, (last, _) = plain.result(shapes, attrs)
-        return [*others, *core.quantized_rows([last], {})]
-
-    return result
-
-
-def _meaning(plain: Op) -> Callable[..., Any]:
-    def quantized(*arrays: Any, **attrs: Attr) -> Any:
-        results = plain.meaning(*arrays, **attrs)
-        *others, last = results if isinstance(results, tuple) else (results,)
-        return (*others, *meaning.quantize_rows(last))
-
-    return quantized
-
-
-def _op(plain: Op) -> Op:
-    return Op(
-        plain.name + ENDING,
-        plain.operands,
-        plain.attrs,
-        _result(plain),
-        _meaning(plain),
-        f"{plain.name}, its last result as quantize_rows gives it: codes, scales, sums, starts; K is a multiple of 64",
-        f"fusion of {plain.name} and quantize_rows",
-    )
 
 
 def after_linear(name: str) -> str:
@@ -116,7 +85,7 @@ def _after_experts(matrix: Op, quantized: Op, biased: bool) -> Op:
     )
 
 
-_ROWS = tuple(_op(op) for op in core.ROWS if op.name in QUANTIZED)
+_ROWS = narrowed("quantize_rows", ENDING, ": codes, scales, sums, starts; K is a multiple of 64")
 _LINEAR = next(op for op in core.ROWS if op.name == LINEAR)
 _EXPERTS = next(op for op in experts.ROWS if op.name == EXPERTS)
 ROWS = (

@@ -68,9 +68,11 @@ def derive_spec(
     if rule.encoder:
         own, start = encoder_decoder.encoder_settings(own, kind, faults)
     if rule.convolved:
-        own, told = convolutions.convolution_settings(own, kind, faults)
+        own, more = convolutions.convolution_settings(own, kind, faults)
+        told |= more
     if rule.yarn:
-        own, told = yarn_settings(own, kind, rule.yarn == "rounded", faults)
+        own, more = yarn_settings(own, kind, rule.yarn == "rounded", faults)
+        told |= more
     faults += _only_faults(own, kind, rule)
     settings = _numbers(own, kind, metadata, rule, faults) | told
     if growth != 1 and "attention.scale" in settings:

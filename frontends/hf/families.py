@@ -98,10 +98,10 @@ class Family:
     """One family: what its file says.
 
     `numbers`, `flags`, `activation`, `rope`, `windows`, `plain`, `experts`, `convolutions`, `adjusted`: keys that set
-    fields. `values`: key -> its
-    known values, "null" for null, the first of which an absent key means; `cases` say what they change. `off`: keys
-    that must be off, and why. `aliases`: key -> the key that it is another name of. `nested`: keys with a table, whose
-    keys are written "table.key". `irrelevant`: keys that say nothing about what the model computes.
+    fields. `values`: key -> its known values, "null" for null, the first of which an absent key means; `cases` say what
+    they change. `off`: keys that must be off, and why. `aliases`: key -> the key that it is another name of.
+    `nested`: keys with a table, whose keys are written "table.key". `irrelevant`: keys that say nothing about what the
+    model computes.
 
     `settings`: fields that no key says; `derived`: field -> formula, where nothing else sets it.
 

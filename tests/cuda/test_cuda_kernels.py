@@ -13,7 +13,8 @@ from tvm import tirx
 
 from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
-from llmc.compiler.ops.rounded import ENDING, ROUNDED
+from llmc.compiler.ops.narrowed import NARROWED
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
@@ -95,7 +96,7 @@ def test_a_kernel_gives_what_its_op_means(op: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("op", ROUNDED)
+@pytest.mark.parametrize("op", NARROWED)
 def test_results_in_bfloat16(op: str, seed: int) -> None:
     """The last result as pairs, each the nearest to what is a last bit off; of rows that a block takes in turns too."""
     rng = np.random.default_rng([seed, len(op)])

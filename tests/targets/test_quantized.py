@@ -12,6 +12,7 @@ import pytest
 from llmc.compiler import meaning
 from llmc.compiler.formats import BLOCK, MIDDLE, block_format
 from llmc.compiler.ops import OPS
+from llmc.compiler.ops.narrowed import NARROWED
 from llmc.compiler.ops.quantized import (
     BIAS,
     ENDING,
@@ -19,7 +20,6 @@ from llmc.compiler.ops.quantized import (
     GATED,
     LINEAR,
     MULTIPLIED,
-    QUANTIZED,
     after_experts,
     after_linear,
 )
@@ -54,7 +54,7 @@ def _like(rows: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("variant", WIDTHS)
-@pytest.mark.parametrize("op", QUANTIZED)
+@pytest.mark.parametrize("op", NARROWED)
 def test_a_fused_kernel_has_the_bits_of_the_two_it_stands_for(op: str, variant: str) -> None:
     rng, target = np.random.default_rng([*map(ord, op + variant)]), VARIANTS[variant]
     case = _case(rng, op)
