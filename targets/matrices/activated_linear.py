@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import GROUP, TILE
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
-from llmc.targets.matrices.linear import get
+from llmc.targets.matrices.linear import get, tile_bytes
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
 from llmc.targets.rows.rounding import QUANTIZED, quantize_group, whole_groups
@@ -41,6 +41,7 @@ def activated_i8_linear(
         buffers = arguments([*product.dtypes, *QUANTIZED], shapes)
         operands, quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
         rows, size = shapes[0][0], target.knobs.row_block
+        turn_bytes = each * tile_bytes(operands[-1])
         waiting = T.alloc_buffer((_IN_ORDER * activation.parts * width,), "float32")  # sums (rows, tiles, 16)
 
         def finish(row: Any, group: Any, sums: Any, first: Any, step: Any) -> None:
@@ -49,7 +50,7 @@ def activated_i8_linear(
             numbers = [combine(*(sums[lanes((at + tile) * TILE)] for at in parts)) for tile in range(_TILES)]
             quantize_group(numbers, row, group, quantized)
 
-        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, width // GROUP) as turn:
+        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, width // GROUP, turn_bytes) as turn:
             start = block * size
             count = T.min(rows - start, size)
             sums = registers((size * each * TILE,), "float32")

@@ -7,6 +7,7 @@ whatever its group, so a row's result never depends on the rows beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,7 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
         *buffers, out = arguments([*product.dtypes, "float32"], shapes)
         rows = shapes[0][0]
         size = target.knobs.row_block
-        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles) as tile:
+        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles, tile_bytes(buffers[-1])) as tile:
             start = block * size
 
             def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
@@ -118,6 +119,11 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
 
             product.rows_of_tile(target, buffers, tile, start, T.min(rows - start, size), write)
     return builder.get()
+
+
+def tile_bytes(weight: Any) -> int:
+    """Bytes of a tile of packed weights (T, ...), words of four bytes."""
+    return 4 * math.prod(int(size) for size in weight.shape[1:])
 
 
 def group_rows(target: Target, usual: int | None = None) -> int:
