@@ -42,32 +42,32 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass
 class _Hashing:
-    """A file being written, hashed as a whole and in chunks on the way."""
+    """A file being written, hashed in chunks on the way.
+
+    It is written in whole chunks: a file system that can then keeps it in pages of 2 MB, which are faster to read.
+    """
 
     file: BinaryIO
-    whole: Any = field(default_factory=hashlib.sha256)
-    chunk: Any = field(default_factory=hashlib.sha256)
-    room: int = CHUNK_BYTES  # bytes the open chunk still takes
+    chunk: bytearray = field(default_factory=bytearray)
     chunks: list[str] = field(default_factory=list)
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
-        self.file.write(view)
-        self.whole.update(view)
         while len(view):
-            part, view = view[: self.room], view[self.room :]
-            self.chunk.update(part)
-            self.room -= len(part)
-            if not self.room:
+            room = CHUNK_BYTES - len(self.chunk)
+            self.chunk += view[:room]
+            view = view[room:]
+            if len(self.chunk) == CHUNK_BYTES:
                 self._close_chunk()
 
     def _close_chunk(self) -> None:
-        self.chunks.append(self.chunk.hexdigest())
-        self.chunk, self.room = hashlib.sha256(), CHUNK_BYTES
+        self.file.write(self.chunk)
+        self.chunks.append(hashlib.sha256(self.chunk).hexdigest())
+        self.chunk.clear()
 
     def finish(self) -> list[str]:
         """Hashes of all chunks, the last one included."""
-        if self.room != CHUNK_BYTES:
+        if self.chunk:
             self._close_chunk()
         return self.chunks
 

@@ -37,6 +37,7 @@ define i32 @llmc_take(ptr %taken, i32 %some) alwaysinline {
   ret i32 %first
 }
 """
+_SHARED_BYTES = 1 << 20  # that a loop reads, for its turns to be shared out as it goes: measured
 _PIECES = 128  # of the turns, for a thread to take one at a time,
 _TAKEN_BYTES = 32 << 10  # or more of them, if they are to be worth it
 
@@ -68,9 +69,13 @@ def parallel(target: Target, count: Any, turn_bytes: int = _TAKEN_BYTES) -> Iter
 
     Threads are never equally fast: one waits for memory that others read too, or for its CPU. Each has a part of the
     first three quarters to itself, in a row, as memory likes it; of the rest they take a few turns at a time.
-    `turn_bytes`: what a turn reads from memory; one that reads little is not worth the taking.
+    `turn_bytes`: what a turn reads from memory. Loops that read little are over before that is worth it.
     """
-    count = i32(count) if isinstance(count, int) else T.cast(count, "int32")
+    if isinstance(count, int) and count * turn_bytes < _SHARED_BYTES:
+        with T.parallel(0, count) as turn, _aligned(target):
+            yield turn
+        return
+    count = T.cast(count, "int32")
     alone = T.max(T.floordiv(count * 3, i32(4)), i32(1))
     some = T.max(T.floordiv(count, i32(_PIECES)), i32(-(-_TAKEN_BYTES // turn_bytes)))
     taken = registers((2 * LANES,), "int32")  # one number, alone in its line of the cache

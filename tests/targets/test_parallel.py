@@ -35,9 +35,9 @@ def turns_of(counts: list[int], turn_bytes: int, known: bool) -> list[np.ndarray
         with IRBuilder() as builder, T.prim_func():
             shape = count if known else T.int64()
             work, seen = arguments(["int32", "int32"], [[shape], [shape]])
-            with parallel(targets.native(), count if known else shape, turn_bytes) as turn:
-                with T.serial(0, work[turn]) as more:
-                    T.buffer_store(seen, seen[turn] + (more + 1 - more), [turn])
+            many = count if known else shape
+            with parallel(targets.native(), many, turn_bytes) as turn, T.serial(0, work[turn]) as more:
+                T.buffer_store(seen, seen[turn] + (more + 1 - more), [turn])
         module[f"of_{count}"] = builder.get()
     functions = compile_kernels(module, targets.native())
     found = []
