@@ -88,10 +88,10 @@ class Model:
         wishes = Options.of(options)
         return self.engine.stream(self._add(self.chat_prompt(messages, wishes.endless), wishes))
 
-    def add(self, prompt: Prompt, options: Options | None = None) -> int:
-        """Have the `engine` continue a prompt; the query's id."""
+    def add(self, prompt: Prompt, options: Options | None = None, user: str = "") -> int:
+        """Have the `engine` continue a prompt; the query's id. `user`: whose it is, where the policy is "fair"."""
         wishes = options or Options()
-        return self._add(self._prompt_ids(prompt, wishes.endless), wishes)
+        return self._add(self._prompt_ids(prompt, wishes.endless), wishes, user=user)
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
@@ -136,6 +136,10 @@ class Model:
 
         marked = render_chat(self._template, messages, self._facts.special, self._tokenizer.mark)
         return self._prompt_ids(self._tokenizer.encode_chat(marked, self._longest(endless)))
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt as `generate` takes it. Raises RequestError if it is longer than the context."""
+        return self._prompt_ids(prompt)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's first token where it wants one."""
@@ -241,13 +245,13 @@ class Model:
         end = [] if self._facts.end is None else [self._facts.end]
         return (ids[: self._facts.context - len(end)] if truncate else ids) + end
 
-    def _add(self, prompt: list[int], options: Options, way: Direction | None = None) -> int:
+    def _add(self, prompt: list[int], options: Options, way: Direction | None = None, user: str = "") -> int:
         """Have the engine answer; `way`: in a model with an encoder, the direction of the call."""
         if self._facts.task != "translate":
             self._check_task("generate")
-            return self.engine.add_query(prompt, options)
+            return self.engine.add_query(prompt, options, user=user)
         lead = (way or direction(self._facts)).lead
-        return self.engine.add_query(lead, options, source=prompt)
+        return self.engine.add_query(lead, options, source=prompt, user=user)
 
     def _parts(
         self, prompts: list[list[int]], options: list[Options], way: Direction | None = None

@@ -25,6 +25,7 @@ COMMANDS = {
     "compile": "llmc.cli_compile.compile_command",
     "run": "llmc.cli_run.run",
     "chat": "llmc.cli_chat.chat",
+    "serve": "llmc.cli_serve.serve",
     "translate": "llmc.cli_translate.translate",
     "embed": "llmc.cli_embed.embed",
     "fill": "llmc.cli_embed.fill",

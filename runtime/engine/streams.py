@@ -64,6 +64,24 @@ class Results:
         return result
 
 
+class AsyncResults(Results):
+    """`Results` for asyncio: steps run in a thread beside the event loop, which is never held up."""
+
+    def __aiter__(self) -> AsyncResults:
+        return self
+
+    async def __anext__(self) -> StepResult:
+        try:
+            while self._open:
+                if (result := self.ready()) is not None:
+                    return result
+                await self._engine.sleep_for(self._open)
+        except BaseException:
+            self.close()
+            raise
+        raise StopAsyncIteration
+
+
 class TextStream:
     """Pieces of a query's text as they are generated; `result` is the Generation once the pieces are used up.
 
@@ -105,26 +123,20 @@ class TextStream:
 
 
 class AsyncTextStream(TextStream):
-    """A `TextStream` for asyncio: steps run in a thread beside the event loop, which is never held up."""
+    """A `TextStream` for asyncio, over `AsyncResults`."""
 
     def __init__(self, engine: Engine, query: Query) -> None:
-        super().__init__(engine, query)
-        self._engine = engine
+        self._query = query
+        self._results = self._coming = AsyncResults(engine, [query])
+        self._result = None
 
     def __aiter__(self) -> AsyncTextStream:
         return self
 
     async def __anext__(self) -> str:
-        try:
-            while self._results.open:
-                result = self._results.ready()
-                if result is None:
-                    await self._engine.sleep_for(self._results.open)
-                elif (piece := self._piece(result)) is not None:
-                    return piece
-        except BaseException:
-            self.close()
-            raise
+        async for result in self._coming:
+            if (piece := self._piece(result)) is not None:
+                return piece
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

@@ -47,7 +47,12 @@ def _no_constant(name: str) -> Any:
 
 
 def _wrong(where: str, value: Any, wanted: str) -> list[str]:
-    return [f"{where}: got {repr(value)[:_SHOWN]}, wanted {wanted}"]
+    return [f"{where}: got {quoted(value)}, wanted {wanted}"]
+
+
+def quoted(value: Any) -> str:
+    """A value of the document's, as far as an error shows it."""
+    return repr(value)[:_SHOWN]
 
 
 def text(value: Any, where: str) -> list[str]:
@@ -113,12 +118,12 @@ def mapping(inner: Check) -> Check:
     def check(value: Any, where: str) -> list[str]:
         if not isinstance(value, dict):
             return _wrong(where, value, "an object")
-        return [p for key, item in value.items() for p in inner(item, f"{where}.{_shown(key)}")]
+        return [p for key, item in value.items() for p in inner(item, f"{where}.{shown(key)}")]
 
     return check
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
     """A key of the document's own choice, on one line."""
     return key[:_SHOWN] if key.isprintable() else repr(key[:_SHOWN])
 

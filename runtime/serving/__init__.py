@@ -1,0 +1,1 @@
+"""The server: a model behind OpenAI's HTTP interface."""

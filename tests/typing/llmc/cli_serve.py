@@ -1,0 +1,1 @@
+../../../compiler/llmc/cli_serve.py
