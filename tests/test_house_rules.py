@@ -11,16 +11,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("compiler", "frontends", "passes", "targets", "runtime")
-EVERYTHING = frozenset({*FOLDERS, "driver", "facade"})
+EVERYTHING = frozenset({*FOLDERS, "driver", "facade", "serving"})
 
-# part -> the parts of llmc it may import. "facade" is compiler/llmc/, "driver" compiler/driver/.
+# part -> the parts of llmc it may import. "facade" is compiler/llmc/, "driver" compiler/driver/, "serving"
+# runtime/serving/.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "compiler": frozenset(),
     "frontends": frozenset({"compiler"}),
     "passes": frozenset({"compiler"}),
     "targets": frozenset({"compiler", "passes"}),
     "runtime": frozenset(),
-    "driver": EVERYTHING - {"facade", "driver"},
+    "serving": frozenset({"runtime"}),
+    "driver": EVERYTHING - {"facade", "driver", "serving"},
     "facade": EVERYTHING,
 }
 
@@ -34,6 +36,7 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "targets": _COMPILE_SIDE,
     # The runtime installs alone: this is its whole list of dependencies, mpi4py only where there are several devices.
     "runtime": frozenset({"tvm_ffi", "numpy", "tokenizers", "safetensors", "jinja2", "mpi4py"}),
+    "serving": frozenset({"numpy", "prometheus_client", "starlette", "uvicorn"}),
     "driver": _COMPILE_SIDE | {"tomli", "threadpoolctl"},
     "facade": frozenset({"click", "rich", "numpy"}),
 }
@@ -59,7 +62,8 @@ def part_of(path: Path) -> str:
     relative = path.relative_to(ROOT)
     if relative.parts[:2] == ("compiler", "llmc"):
         return "facade"
-    return "driver" if relative.parts[:2] == ("compiler", "driver") else relative.parts[0]
+    own = {("compiler", "driver"): "driver", ("runtime", "serving"): "serving"}
+    return own.get(relative.parts[:2], relative.parts[0])
 
 
 def part_named(module: str) -> str:
@@ -67,6 +71,8 @@ def part_named(module: str) -> str:
     pieces = module.split(".")
     if pieces[:3] == ["llmc", "compiler", "driver"]:
         return "driver"
+    if pieces[:3] == ["llmc", "runtime", "serving"]:
+        return "serving"
     return pieces[1] if len(pieces) > 1 and pieces[1] in FOLDERS else "facade"
 
 

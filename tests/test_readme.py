@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +66,31 @@ def test_commands_print_what_is_shown(
     (tmp_path / "LICENSE").symlink_to(ROOT / "LICENSE")  # a text that who reads README has
     commands = _commands(help_only=False)
     assert len(commands) >= 3
+    servers = [(command, shown) for command, shown in commands if command.startswith("llmc serve ")]
     for command, shown in commands:
-        assert _masked(_run(command, tmp_path)) == _masked(shown), command
-    # README's Python comes after its commands and uses the artifact they made.
+        if (command, shown) not in servers:
+            assert _masked(_run(command, tmp_path)) == _masked(shown), command
+    # README's Python comes after its commands and uses the artifact they made, and the server they started.
     scripts = [text for language, text in _BLOCKS.findall(README) if language == "python"]
     assert scripts
-    for script in scripts:
-        _run(f"{sys.executable} - <<'END'\n{script}END", tmp_path)
+    (server,) = servers
+    with _serving(*server, tmp_path):
+        for script in scripts:
+            _run(f"{sys.executable} - <<'END'\n{script}END", tmp_path)
     shutil.rmtree(tmp_path)
+
+
+@contextmanager
+def _serving(command: str, shown: str, cwd: Path) -> Iterator[None]:
+    """A server that README starts, until the end of what goes on beside it."""
+    arguments = [sys.executable, "-m", *command.split()]
+    with subprocess.Popen(arguments, cwd=cwd, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            assert server.stderr.readline() == shown.strip() + "\n"
+            yield
+        finally:
+            server.terminate()
 
 
 def test_every_folder_and_variable_that_exists_is_described() -> None:

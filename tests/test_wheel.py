@@ -118,9 +118,11 @@ def test_it_maps_no_compiler_library(clean: Path, smollm2_artifact: Callable[...
     _call(clean, "-c", code, smollm2_artifact("q8"), cwd=tmp_path)
 
 
-def test_it_says_what_compiling_needs(clean: Path, tmp_path: Path) -> None:
-    command = [clean.parent / "llmc", "compile", "x.gguf", "-o", "x.llmc"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("command", "extra"), [(("compile", "x.gguf", "-o", "x.llmc"), "compile"), (("serve", "x.llmc"), "serve")]
+)
+def test_it_says_what_other_commands_need(clean: Path, tmp_path: Path, command: tuple[str, ...], extra: str) -> None:
+    done = subprocess.run([clean.parent / "llmc", *command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "pip install 'llmc[compile]'" in done.stderr
+    assert f"pip install 'llmc[{extra}]'" in done.stderr
