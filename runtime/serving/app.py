@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,16 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from llmc.runtime.errors import LlmcError
 from llmc.runtime.loading import schema
 from llmc.runtime.model import Model
 from llmc.runtime.serving.answers import Answer, embeddings
-from llmc.runtime.serving.failures import Refused, body_of, refusal
-from llmc.runtime.serving.generating import Generating
+from llmc.runtime.serving.failures import Refused, body_of, log, refusal
+from llmc.runtime.serving.generating import Generating, ids_of
 from llmc.runtime.serving.metrics import Metrics
 from llmc.runtime.serving.requests import Asked, chat_request, embedding_request, text_request
 
-LOG = logging.getLogger("llmc.serving")
 _BODY_SECONDS = 60.0  # in which a request's body has to be there
 _RETRY_SECONDS = 1  # what a client is told to wait when too many others do
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # of events, by proxies
@@ -92,9 +89,9 @@ class App:
 
     async def embed(self, request: Request) -> Response:
         """Vectors of texts."""
+        self._check_room()
         name, texts, as_base64 = embedding_request(await self._body(request))
         self._check_name(name)
-        self._check_room()
         tokens = await asyncio.to_thread(self._tokens_of, texts)
         vectors = await _unless_gone(request, asyncio.to_thread(self.model.embed, texts))
         self.metrics.count({"prompt_tokens": tokens, "completion_tokens": 0})
@@ -118,10 +115,12 @@ class App:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _generate(self, request: Request, read: Callable[[dict[str, Any], int], Asked]) -> Response:
+        self._check_room()  # before the body is read, which may be large
         asked = read(await self._body(request), self.limits.most_tokens)
         self._check_name(asked.model)
-        self._check_room()
-        generating = await Generating.start(self.model, asked, self.metrics)
+        prompts = await asyncio.to_thread(ids_of, self.model, asked)
+        self._check_room()  # there may have come others meanwhile
+        generating = Generating.start(self.model, asked, prompts, self.metrics)
         answer = Answer(self.model, self.name, asked)
         if asked.streamed:
             return StreamingResponse(generating.events(answer), media_type="text/event-stream", headers=_NO_BUFFERING)
@@ -138,8 +137,7 @@ class App:
                 response = Response(status_code=499)  # nobody reads it: the status is for the counter
             except Exception as error:
                 refused = refusal(error)
-                if not isinstance(error, (LlmcError, Refused)):
-                    LOG.exception("%s failed", route)
+                log(route, error)
                 response = JSONResponse(body_of(refused), refused.status, refused.headers)
             self.metrics.requests.labels(route, str(response.status_code)).inc()
             return response

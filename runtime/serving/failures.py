@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
 from llmc.runtime.errors import LlmcError, RequestError
+
+_LOG = logging.getLogger("llmc.serving")
 
 
 class Refused(Exception):
@@ -36,3 +40,10 @@ def body_of(refused: Refused) -> dict[str, Any]:
     """The error object: https://platform.openai.com/docs/guides/error-codes."""
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
+
+
+def log(where: str, error: Exception) -> None:
+    """Tell who runs the server of an error that its clients are told nothing of."""
+    if not isinstance(error, (Refused, LlmcError)):
+        traceback = os.environ.get("LLMC_DEBUG", "0") not in ("", "0")
+        _LOG.error("%s: %s: %s", where, type(error).__name__, error, exc_info=error if traceback else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from llmc.runtime.errors import LlmcError
 from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
 from llmc.runtime.serving.answers import Answer, usage_of
-from llmc.runtime.serving.failures import body_of, refusal
+from llmc.runtime.serving.failures import body_of, log, refusal
 from llmc.runtime.serving.metrics import Metrics
 from llmc.runtime.serving.requests import Asked
 
@@ -30,9 +29,8 @@ class Generating:
         self._clock = metrics.clock()
 
     @classmethod
-    async def start(cls, model: Model, asked: Asked, metrics: Metrics) -> Generating:
-        """Have the engine work on all prompts. Raises RequestError if one cannot be served: then on none."""
-        prompts = await asyncio.to_thread(_ids_of, model, asked)  # long texts take their time
+    def start(cls, model: Model, asked: Asked, prompts: Sequence[list[int]], metrics: Metrics) -> Generating:
+        """Have the engine work on prompts, token ids. Raises RequestError if one cannot be served: then on none."""
         queries: list[int] = []
         try:
             for ids in prompts:
@@ -71,9 +69,8 @@ class Generating:
             if self._asked.usage:
                 yield _event(answer.counts(self._finished()))
         except Exception as error:  # the status is sent: what is left is to say so
+            log("a stream", error)
             yield _event(body_of(refusal(error)))
-            if not isinstance(error, LlmcError):
-                raise
         finally:
             self.close()
         yield b"data: [DONE]\n\n"
@@ -100,8 +97,8 @@ class Generating:
         return [self._done[number] for number in range(len(self._done))]
 
 
-def _ids_of(model: Model, asked: Asked) -> list[list[int]]:
-    """Token ids of all prompts."""
+def ids_of(model: Model, asked: Asked) -> list[list[int]]:
+    """Token ids of all prompts; long ones take their time. Raises RequestError for one that the model cannot take."""
     if asked.chat:
         return [model.chat_prompt(messages) for messages in asked.prompts]
     return [model.prompt_ids(prompt) for prompt in asked.prompts]

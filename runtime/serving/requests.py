@@ -16,7 +16,8 @@ from llmc.runtime.serving.failures import Refused
 
 Json = dict[str, Any]
 
-MOST_PROMPTS = 256  # of one request
+MOST_PROMPTS = 256  # of one request, and
+MOST_ANSWERS = 256  # to all of them
 TEMPERATURE = 1.0  # where a request names none: OpenAI's default
 
 _OPTIONS = {f.name for f in fields(Options) if f.init} - {
@@ -122,6 +123,11 @@ def _asked(
     options = Options.of({**wanted, "logprobs": logprobs})
     if options.max_tokens > most_tokens:
         raise Refused(400, f"max_tokens: got {options.max_tokens}, this server makes at most {most_tokens}")
+    answers = len(prompts) * max(options.n, options.beams)
+    if answers > MOST_ANSWERS:
+        raise Refused(
+            400, f"n: {answers} answers to {len(prompts)} prompts; at most {MOST_ANSWERS} are made", param="n"
+        )
     return Asked(chat, model, prompts, options, streamed, usage, echo, user)
 
 

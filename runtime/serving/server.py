@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from llmc.runtime.serving.app import App
 
 _CLOSING_SECONDS = 10  # that open requests have when the server is told to stop
 _IDLE_SECONDS = 30  # that a connection is kept without a request
+_MOST_CONNECTIONS = 900  # a process may usually have 1,024 files open
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -45,8 +47,10 @@ def serve(app: App, listening: socket.socket, ready: Callable[[], None] = lambda
     """
     config = uvicorn.Config(
         app.asgi(), log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=_CLOSING_SECONDS,
+        limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every line that is no HTTP
     _Server(config, app, ready).run(sockets=[listening])
 
 

@@ -248,17 +248,18 @@ def test_noise_on_the_line_hurts_nobody(server: Server) -> None:
 
 
 def test_a_crowd_is_told_to_come_back(artifact: Path) -> None:
-    options = ("--cache-tokens", "256", "--max-waiting", "0", "--threads", "1")
-    with serving(artifact, *options, key=None) as server:
-        long = {"prompt": STORY, "max_tokens": 200, "ignore_eos": True}
-        with ThreadPoolExecutor(6) as pool:
-            replies = list(pool.map(lambda _: server.ask("/v1/completions", long, key=None), range(6)))
-        statuses = [status for status, _, _ in replies]
-        assert set(statuses) == {200, 503}
-        turned_away = next(reply for reply in replies if reply[0] == 503)
-        assert turned_away[1]["Retry-After"] == "1"
-        assert turned_away[2]["error"]["code"] == "overloaded"
-        assert server.ask("/v1/completions", long, key=None)[0] == 200
+    options = ("--cache-tokens", "1024", "--max-waiting", "1", "--threads", "1")
+    with serving(artifact, *options) as server, ThreadPoolExecutor(3) as pool:
+        long = {"prompt": STORY, "max_tokens": 900, "ignore_eos": True}
+        replies = []
+        for running in (1, 2, 3):
+            replies.append(pool.submit(server.ask, "/v1/completions", long))
+            assert server.settles("llmc_engine_running", running)
+        assert server.settles("llmc_engine_waiting", 2)  # the cache has room for one
+        status, headers, reply = server.ask("/v1/completions", long)
+        assert (status, headers["Retry-After"], reply["error"]["code"]) == (503, "1", "overloaded")
+        assert [each.result()[0] for each in replies] == [200] * 3
+        assert server.ask("/v1/completions", {**long, "max_tokens": 2})[0] == 200
 
 
 def test_sigterm_lets_answers_end(artifact: Path) -> None:

@@ -73,6 +73,7 @@ def test_prompts_are_texts_or_ids(prompt: Any, prompts: Any) -> None:
         ({"messages": HELLO, "logit_bias": {"cat": 1}}, ["logit_bias"]),
         ({"messages": HELLO, "user": 7}, ["user: got int"]),
         ({"messages": HELLO, "model": 7}, ["model: got int"]),
+        ({"messages": HELLO, "n": 300}, ["n: 300 answers"]),
         ({"messages": "Hello"}, ["messages: wanted a list"]),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, ["reads text alone"]),
         ({"messages": [{"role": "user", "content": []}]}, ["it is empty"]),
