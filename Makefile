@@ -2,6 +2,7 @@
 # make test   the tests, in WORKERS processes of about 2 GB, each file in one of them: what it prepares is made once
 # make test-all  with them those marked thorough: more of the same models, formats and devices
 # make cross  what the tests of code for 64-bit Arm need, as root on Debian: an emulator, a cross compiler, two wheels
+# make browser  what the test of the server's page needs, as root on Debian: Chromium, and what drives it
 # make lint   ruff and mypy
 # make bench  speed of the demo model here
 # make format rewrite the sources in the house style
@@ -19,7 +20,7 @@ MODEL   = build/smollm2-$(QUANT).llmc
 SOURCES = $(shell find compiler frontends passes targets -name '*.py' -not -path '*/llmc/*')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all cross lint bench format clean
+.PHONY: demo test test-all cross browser lint bench format clean
 
 demo: $(MODEL)
 	$(BIN)/llmc run $(MODEL) "List the months of the year."
@@ -37,6 +38,10 @@ cross: $(VENV)/.compile
 	$(BIN)/python -m pip download -q --no-deps --only-binary :all: -d build/aarch64 \
 	--platform manylinux_2_28_aarch64 --python-version 3.12 \
 	$$($(BIN)/python -m pip freeze | grep -E '^apache-tvm(-ffi)?==')
+
+browser:
+	command -v chromedriver > /dev/null || \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

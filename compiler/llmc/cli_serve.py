@@ -57,7 +57,8 @@ def serve(
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.
 
     An encoder answers at /v1/embeddings. /health says whether it takes requests, /metrics has counters
-    for Prometheus. Requests run together, in one batch. docs/server.md says what they may ask for.
+    for Prometheus, and / is a page to talk with the model. Requests run together, in one batch.
+    docs/server.md says what they may ask for.
     """
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
@@ -85,7 +86,8 @@ def serve(
 
 
 def _announce(name: str, where: str, keys: tuple[str, ...]) -> None:
-    click.echo(f"serving {name} at {where}/v1{' to those with a key' if keys else ''} (Ctrl-C ends it)", err=True)
+    to = " to those with a key" if keys else ""
+    click.echo(f"serving {name} at {where}/v1{to}, a page to talk with it at {where} (Ctrl-C ends it)", err=True)
 
 
 def _keys(path: str | None) -> tuple[str, ...]:

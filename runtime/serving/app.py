@@ -22,6 +22,7 @@ from llmc.runtime.serving.answers import Answer, embeddings
 from llmc.runtime.serving.failures import Refused, body_of, log, refusal
 from llmc.runtime.serving.generating import Generating, ids_of
 from llmc.runtime.serving.metrics import Metrics
+from llmc.runtime.serving.page import page
 from llmc.runtime.serving.requests import Asked, chat_request, embedding_request, text_request
 
 _BODY_SECONDS = 60.0  # in which a request's body has to be there
@@ -71,7 +72,7 @@ class App:
             "/v1/models/{name:path}": ("GET", self.one_model),
             "/metrics": ("GET", self.figures),
         }
-        routes = [Route("/health", self.health, methods=["GET"])]
+        routes = [Route("/health", self.health, methods=["GET"]), Route("/", page, methods=["GET"])]
         routes += [Route(path, self._guarded(path, run), methods=[way]) for path, (way, run) in endpoints.items()]
         origins = list(self.limits.origins)
         pages = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
