@@ -34,7 +34,8 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "frontends": _COMPILE_SIDE | {"gguf", "google", "huggingface_hub", "onnx", "safetensors", "tokenizers", "torch"},
     "passes": _COMPILE_SIDE,
     "targets": _COMPILE_SIDE,
-    # The runtime installs alone: this is its whole list of dependencies, mpi4py only where there are several devices.
+    # The runtime installs alone: this is its whole list of dependencies, mpi4py only where there are several devices
+    # (and llguidance, by its name in a text, where an answer is to have a form).
     "runtime": frozenset({"tvm_ffi", "numpy", "tokenizers", "safetensors", "jinja2", "mpi4py"}),
     "serving": frozenset({"numpy", "prometheus_client", "starlette", "uvicorn"}),
     "driver": _COMPILE_SIDE | {"tomli", "threadpoolctl"},

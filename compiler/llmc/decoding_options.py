@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -69,6 +70,11 @@ _ANSWERS = (
     _Flag("early_stopping", "Of beams: end with as many answers as beams (default: no).", "[no|yes|never]"),
     _Flag("logprobs", "With --json: log-probabilities of each token and of the N likeliest."),
 )
+_FORM = (
+    _Flag("json_schema", "A JSON value of the schema in FILE; {} or true in it for any.", "FILE"),
+    _Flag("regex", "Text that a regular expression matches whole.", "RE"),
+    _Flag("lark", "Text of the grammar in FILE (docs/decoding.md).", "FILE"),
+)
 _ENDLESS = (
     _Flag("endless", "Go on when the cache is full (docs/endless.md).", "[sinks|shift|reevaluate]"),
     _Flag("n_keep", "First tokens that stay (4)."),
@@ -80,6 +86,7 @@ GROUPS: dict[str, tuple[_Flag, ...]] = {
     "Choice of tokens": _CHOICE,
     "Penalties": _PENALTIES,
     "Answers": _ANSWERS,
+    "Form of the answer": _FORM,
     "Text without end": _ENDLESS,
 }
 
@@ -119,6 +126,21 @@ class _Bias(click.ParamType[Any]):
             return int(id_), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not ID=NUMBER, as in 42=-1.5.", parameter, context)
+
+
+class _FileText(click.ParamType[Any]):
+    """The text of a file."""
+
+    name = "file"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """What stands in the file."""
+        try:
+            return Path(value).read_text(encoding="utf-8")
+        except OSError as error:
+            self.fail(f"{value}: {(error.strerror or str(error)).lower()}", parameter, context)
+        except UnicodeDecodeError as error:
+            self.fail(f"{value}: not valid UTF-8 at byte {error.start}", parameter, context)
 
 
 class _GroupedOption(click.Option):
@@ -178,6 +200,9 @@ def _option(flag: _Flag, group: str) -> Callable[[_F], _F]:
     settings: dict[str, Any] = {"help": flag.help, "default": None, "cls": _GroupedOption, "group": group}
     if flag.name == "ignore_eos":
         return click.option(name, flag.name, is_flag=True, **settings)
-    kinds: dict[str, Any] = {"stop": click.STRING, "logit_bias": _Bias(), "banned": click.INT}
+    kinds: dict[str, Any] = {
+        "stop": click.STRING, "logit_bias": _Bias(), "banned": click.INT, "regex": click.STRING,
+        "json_schema": _FileText(), "lark": _FileText(),
+    }  # fmt: skip
     kind = kinds.get(flag.name) or _Value(flag.name)
     return click.option(name, flag.name, type=kind, metavar=flag.metavar, multiple=flag.many, **settings)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from llmc.runtime.decoding.options import Options
 from llmc.runtime.decoding.penalties import Penalties
 from llmc.runtime.decoding.temperature import draw, weights
 from llmc.runtime.errors import LlmcError, RequestError
+
+if TYPE_CHECKING:
+    from llmc.runtime.decoding.grammar import Grammar
 
 _WIDE = 2048  # of a large vocabulary: candidates to try before all of it is sorted
 
@@ -39,15 +43,17 @@ class Chooser:
 
     `choose` has no side effects, so a step can be repeated: the same row gives the same choice until one is accepted.
     prompt: ids that penalties and n-grams count as said. ends: the end tokens, barred before min_tokens. suppressed:
-    never chosen. sample: which of n; it adds to the seed. Raises RequestError for ids that the vocabulary lacks.
+    never chosen. sample: which of n; it adds to the seed. grammar: what the answer is to match. Raises RequestError for
+    ids that the vocabulary lacks.
     """
 
     def __init__(
         self, options: Options, prompt: Sequence[int], vocab: int, ends: Iterable[int] = (),
-        suppressed: Iterable[int] = (), sample: int = 0,
+        suppressed: Iterable[int] = (), sample: int = 0, grammar: Grammar | None = None,
     ) -> None:  # fmt: skip
         self._options = options
         self._vocab = vocab
+        self._grammar = grammar
         self._penalties = Penalties(options, prompt, vocab, ends, suppressed)
         seed = None if options.seed is None else (options.seed + sample) % 2**64
         self._random = None if options.kind in ("greedy", "fsd") else np.random.Generator(np.random.PCG64(seed))
@@ -66,7 +72,7 @@ class Chooser:
         if kind == "random_fsd":
             kind = "sample" if self._by_chance() else "fsd"
         pick = {"greedy": self._greedy, "sample": self._sample, "mirostat": self._mirostat, "fsd": self._fsd}[kind]
-        token, probability = pick(row)
+        token, probability = pick(row if self._grammar is None else self._grammar.allowed(row))
         return Choice(token, self._logprob(row, token), self._top(row), probability)
 
     def of(self, row: Row, token: int) -> Choice:
@@ -81,6 +87,8 @@ class Chooser:
         self._said += 1
         self._drawn = []
         self._penalties.accept(choice.token)
+        if self._grammar is not None:
+            self._grammar.accept(choice.token)
         if self._anti is not None:
             self._anti.append(choice.token)
         options = self._options
@@ -93,6 +101,7 @@ class Chooser:
         other._penalties = self._penalties.copy()
         other._random, other._anti = copy.deepcopy(self._random), copy.deepcopy(self._anti)
         other._drawn = list(self._drawn)
+        other._grammar = None if self._grammar is None else self._grammar.copy()
         return other
 
     def _greedy(self, row: Row) -> tuple[int, float]:

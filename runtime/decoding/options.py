@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ _N_KEEP = 4  # first tokens that endless text keeps: https://arxiv.org/abs/2309.
 _MAX_STOPS, _MAX_STOP_CHARS = 64, 1000
 _MAX_TOKENS_LISTED = 2**20  # of logit_bias and banned
 _MAX_BIAS = 1e4
+_MAX_GRAMMAR_CHARS = 1 << 20
 
 # Field -> what its value may be. None is allowed for those whose default is None.
 RANGES: dict[str, Number | Words] = {
@@ -64,11 +66,13 @@ class Options:
     in what is None here; without one, temperature None or 0 takes the likeliest token, whatever top_k and top_p are.
     Sampling is temperature, then top_k, top_p, min_p, typical_p, tail_free and max_k in this order. Penalties:
     repetition_penalty (of the prompt's tokens too), presence_penalty and frequency_penalty (of the answer's);
-    logit_bias, added to a token's logit; banned, never chosen. Answers: n of them, sample i with seed + i; beams (1: no
-    search) with length_penalty and early_stopping ("no", "yes", "never"). logprobs: so many of each step's likeliest
-    tokens with their log-probabilities, from the logits as the model gave them. prefill_chunk: rows of a step at most
-    while the prompt is read; None for the model's default. endless, n_keep, n_discard, window: text longer than the
-    cache (docs/endless.md). Raises RequestError naming every value out of range and every contradiction.
+    logit_bias, added to a token's logit; banned, never chosen. Form: json_schema (a mapping, true for any JSON, or the
+    text of either), regex or lark (a grammar), one of them, which the whole answer matches. Answers: n of them, sample
+    i with seed + i; beams (1: no search) with length_penalty and early_stopping ("no", "yes", "never"). logprobs: so
+    many of each step's likeliest tokens with their log-probabilities, from the logits as the model gave them.
+    prefill_chunk: rows of a step at most while the prompt is read; None for the model's default. endless, n_keep,
+    n_discard, window: text longer than the cache (docs/endless.md). Raises RequestError naming every value out of range
+    and every contradiction.
     """
 
     max_tokens: int = 256
@@ -98,6 +102,9 @@ class Options:
     banned: Iterable[int] = ()
     min_tokens: int = 0
     stop: str | Iterable[str] = ()
+    json_schema: Any = None
+    regex: str | None = None
+    lark: str | None = None
     n: int = 1
     logprobs: int | None = None
     beams: int = 1
@@ -151,9 +158,11 @@ class Options:
         object.__setattr__(self, name, value)
 
     def _take_lists(self) -> list[str]:
-        """Turn logit_bias, banned and stop into tuples; what is wrong with them."""
+        """Turn logit_bias, banned and stop into tuples, json_schema into text; what is wrong with them."""
         faults = []
-        for name, take in (("logit_bias", _biases), ("banned", _ids), ("stop", _stops)):
+        taken = (("logit_bias", _biases), ("banned", _ids), ("stop", _stops), ("json_schema", _schema),
+                 ("regex", _grammar), ("lark", _grammar))  # fmt: skip
+        for name, take in taken:
             try:
                 self._set(name, take(getattr(self, name)))
             except (TypeError, ValueError) as error:
@@ -200,6 +209,13 @@ class Options:
             faults += [f"{name}: it is of a beam search; give beams above 1" for name in own]
             if self.n > 1 and self.kind in ("greedy", "fsd"):
                 faults.append(f"n: {self.n} answers without chance are the same; give a temperature, or beams")
+        forms = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
+        if len(forms) > 1:
+            faults.append(f"{', '.join(forms)}: an answer has one form; give one of them")
+        if forms:
+            clashes = {"beams": self.beams > 1, "min_tokens": self.min_tokens > 0, "ignore_eos": self.ignore_eos}
+            faults += [f"{forms[0]}: it says when an answer ends, and does not go with {name}"
+                       for name, clash in clashes.items() if clash]  # fmt: skip
         if self.endless:
             self._set("n_keep", _N_KEEP if self.n_keep is None else self.n_keep)
         else:
@@ -237,6 +253,31 @@ def _stops(value: Any) -> tuple[str, ...]:
         if not isinstance(stop, str) or not 1 <= len(stop) <= _MAX_STOP_CHARS:
             raise ValueError(f"got {shown(stop)}, wanted texts of 1..{_MAX_STOP_CHARS} characters")
     return tuple(dict.fromkeys(stops))
+
+
+def _schema(value: Any) -> str | None:
+    """The schema as text."""
+    if value is None:
+        return None
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if isinstance(schema, Mapping | bool):
+            return _grammar(json.dumps(schema, default=dict))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    raise ValueError(f"got {shown(value)}, wanted a JSON schema: an object, or true for any JSON")
+
+
+def _grammar(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"got {shown(value)}, wanted a text")
+    if len(value) > _MAX_GRAMMAR_CHARS:
+        raise ValueError(f"it has {len(value)} characters, and at most {_MAX_GRAMMAR_CHARS} are read")
+    return value
 
 
 def _near(name: object, known: list[str]) -> str:

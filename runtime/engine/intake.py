@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from llmc.runtime.cache.pages import pages_for
 from llmc.runtime.decoding.chooser import Choice, Chooser
@@ -14,6 +16,9 @@ from llmc.runtime.errors import RequestError
 from llmc.runtime.loading.manifest import PAGE_TOKENS
 from llmc.runtime.runner import Ids, Runner, as_ids
 from llmc.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmc.runtime.decoding.grammar import Grammar, Grammars
 
 _ENDLESS_TOKENS = 2**31 - 1  # positions are int32
 
@@ -52,7 +57,8 @@ class Intake:
         ends = frozenset() if options.ignore_eos else self.eos
         limit = self._limit(opening, source_ids, options, window)
         search = None
-        answers = [self._answer(options, opening, ends, window, sample) for sample in range(options.n)]
+        grammar = self._grammar(options, choose)
+        answers = [self._answer(options, opening, ends, window, sample, grammar) for sample in range(options.n)]
         if options.beams > 1:
             from llmc.runtime.decoding.beams import BeamSearch  # only a search needs it
 
@@ -113,9 +119,25 @@ class Intake:
             raise RequestError(f"prompt: {asked} tokens leave no room for an answer in a {what}{more}")
         return limit
 
+    def _grammar(self, options: Options, choose: str) -> Grammar | None:
+        """What the answers are to match."""
+        if all(form is None for form in (options.json_schema, options.regex, options.lark)):
+            return None
+        if choose == "caller":
+            raise RequestError("choose: a caller chooses any token; give no json_schema, regex or lark")
+        return self._grammars.of(options)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from llmc.runtime.decoding.grammar import Grammars  # with a library of its own
+
+        return Grammars(self.tokenizer, self.runner.vocab, sorted(self.eos))
+
     def _answer(
-        self, options: Options, opening: list[int], ends: frozenset[int], window: Window | None, sample: int
+        self, options: Options, opening: list[int], ends: frozenset[int], window: Window | None, sample: int,
+        grammar: Grammar | None,
     ) -> Answer:  # fmt: skip
-        chooser = Chooser(options, opening, self.runner.vocab, ends, self.suppressed, sample)
+        own = None if grammar is None else grammar.copy()
+        chooser = Chooser(options, opening, self.runner.vocab, ends, self.suppressed, sample, own)
         choices: list[Choice] | None = None if options.logprobs is None else []
         return Answer(sample, chooser, self.tokenizer.stream(), StopMatcher(options.stop), window, choices=choices)

@@ -24,12 +24,12 @@ _OPTIONS = {f.name for f in fields(Options) if f.init} - {
     "logprobs", "max_tokens", "prefill_chunk", "endless", "n_keep", "n_discard", "window"
 }  # fmt: skip
 _COMMON = {"model", "stream", "stream_options", "user", "max_tokens", "logprobs"}
-_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+_CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "response_format"}
 _TEXT = _COMMON | {"prompt", "echo", "best_of", "suffix"}
 # Fields that clients send whatever they want -> the values that ask for nothing.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,), "metadata": ({},),
+    "modalities": (["text"],), "store": (False,), "metadata": ({},),
     "service_tier": ("auto", "default"), "suffix": ("",),
 }  # fmt: skip
 
@@ -61,6 +61,9 @@ def chat_request(body: Json, most_tokens: int) -> Asked:
     longest = wanted.pop("max_completion_tokens", None)
     if longest is not None:
         wanted["max_tokens"] = longest
+    form = wanted.pop("response_format", None)
+    if form is not None:
+        wanted.update(_form(form, wanted))
     top, with_logprobs = wanted.pop("top_logprobs", None), _flag(wanted, "logprobs")
     if top is not None and not with_logprobs:
         raise Refused(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
@@ -129,6 +132,34 @@ def _asked(
             400, f"n: {answers} answers to {len(prompts)} prompts; at most {MOST_ANSWERS} are made", param="n"
         )
     return Asked(chat, model, prompts, options, streamed, usage, echo, user)
+
+
+_FORMS = {
+    "text": schema.record(type=schema.one_of("text")),
+    "json_object": schema.record(type=schema.one_of("json_object")),
+    "json_schema": schema.record(type=schema.one_of("json_schema"), json_schema=schema.anything),
+}
+
+
+def _form(value: Any, wanted: Json) -> Json:
+    """The options that OpenAI's `response_format` stands for."""
+    where = "response_format"
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _FORMS:
+        raise Refused(400, f"{where}.type: got {schema.quoted(kind)}, wanted one of {', '.join(_FORMS)}", param=where)
+    problems = _FORMS[kind](value, where)
+    inner = value.get("json_schema") if kind == "json_schema" else None
+    if isinstance(inner, dict):
+        problems += [f"{where}.json_schema: unknown key {schema.quoted(key)}" for key in
+                     sorted(set(inner) - {"name", "description", "schema", "strict"})]  # fmt: skip
+        problems += schema.anything(inner.get("schema"), f"{where}.json_schema.schema")
+    if kind != "text" and "json_schema" in wanted:
+        problems.append(f"{where}, json_schema: give one of them")
+    if problems:
+        raise Refused(400, schema.listed(problems), param=where)
+    if kind == "text":
+        return {}
+    return {"json_schema": {"type": "object"} if inner is None else inner["schema"]}
 
 
 def _known(body: Json, known: set[str]) -> Json:

@@ -52,6 +52,11 @@ class Tokenizer:
         """Ids that stand for no text, such as the end of a message."""
         return self._special
 
+    @property
+    def has_bytes(self) -> bool:
+        """Whether each token stands for bytes of its own (`token_bytes`), whatever stands beside it."""
+        return self._to_bytes is not None
+
     def same_ids_as(self, other: Tokenizer) -> bool:
         """Whether every id stands for the same token in both."""
         mine: object = self._backend.get_vocab()

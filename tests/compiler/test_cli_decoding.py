@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,7 +89,8 @@ def test_run_passes_every_decoding_option_on(model: _Model) -> None:
         for flag in (flags + " " + others + " --ignore-eos").split()
         if flag.startswith("-") and not flag[1:2].isdigit()
     }
-    fields = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Options) if f.init} - {"--prefill-chunk"}
+    elsewhere = {"--prefill-chunk", "--json-schema", "--regex", "--lark"}  # the last three below
+    fields = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Options) if f.init} - elsewhere
     assert seen - {"--json"} == fields - {"--n"} | {"-n"}
     llmc_run("run", "m.llmc", "hi", "--beams", "3", "--length-penalty", "2", "--early-stopping", "never")
     assert model.calls[1] == {"beams": 3, "length_penalty": 2.0, "early_stopping": "never"}
@@ -134,3 +136,22 @@ def test_wrong_usage_is_one_line_before_anything_is_loaded(arguments: list[str],
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert hint in line
+
+
+def test_the_form_of_an_answer_comes_from_files(model: _Model, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "a"')
+    assert llmc_run("run", "m.llmc", "hi", "--json-schema", str(schema)).exit_code == 0
+    assert llmc_run("run", "m.llmc", "hi", "--lark", str(grammar)).exit_code == 0
+    assert llmc_run("run", "m.llmc", "hi", "--regex", "a|b").exit_code == 0
+    assert model.calls == [{"json_schema": '{"type": "integer"}'}, {"lark": 'start: "a"'}, {"regex": "a|b"}]
+    schema.write_bytes(b"\xff")
+    for arguments, told in (
+        (["--json-schema", str(schema)], "not valid UTF-8 at byte 0"),
+        (["--json-schema", str(tmp_path / "none")], "no such file or directory"),
+        (["--json-schema", str(grammar)], "json_schema: it is not JSON"),
+        (["--lark", str(grammar), "--regex", "a"], "an answer has one form"),
+    ):
+        done = llmc_run("run", "m.llmc", "hi", *arguments)
+        assert (done.exit_code, told in done.output) == (2, True), done.output

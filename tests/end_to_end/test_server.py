@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -135,6 +136,30 @@ def test_options_of_ours_go_beside_openais(client: openai.OpenAI, model: Any) ->
         model="small", messages=MONTHS, max_tokens=20, extra_body={"strategy": "fsd", "min_tokens": 20}
     )
     assert reply.choices[0].message.content == own.text
+
+
+PERSON = {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+
+
+def test_answers_have_the_form_that_is_asked_for(client: openai.OpenAI, server: Server, model: Any) -> None:
+    asked = [{"role": "user", "content": "Ada Lovelace is 36 years old. Give her name and age as JSON."}]
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    ask: dict[str, Any] = {"model": "small", "messages": asked, "max_tokens": 200, "temperature": 0}
+    reply = client.chat.completions.create(response_format=form, **ask).choices[0]
+    assert reply.finish_reason == "stop"
+    jsonschema.validate(json.loads(reply.message.content), PERSON)
+    assert json.loads(reply.message.content)["name"] == "Ada Lovelace"
+    assert reply.message.content == model.chat(asked, max_tokens=200, json_schema=PERSON).text
+    reply = client.chat.completions.create(response_format={"type": "json_object"}, **ask).choices[0]
+    assert isinstance(json.loads(reply.message.content), dict)
+    reply = client.chat.completions.create(extra_body={"regex": "(yes|no)"}, **ask).choices[0]
+    assert reply.message.content in ("yes", "no")
+    wrong = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "wat"}}}
+    status, _, told = server.ask(CHAT, {**GOOD, "response_format": wrong})
+    assert (status, told["error"]["message"]) == (400, "json_schema: Invalid type: wat")
 
 
 def test_many_at_once_say_what_each_says_alone(client: openai.OpenAI, model: Any) -> None:

@@ -23,7 +23,8 @@ def test_openai_fields_become_options() -> None:
             "model": "m", "messages": HELLO, "max_completion_tokens": 7, "temperature": 0.5, "top_p": 0.9, "n": 2,
             "stop": ["a", "b"], "seed": 3, "logit_bias": {"17": -100}, "logprobs": True, "top_logprobs": 4,
             "presence_penalty": 0.1, "frequency_penalty": 0.2, "user": "u", "stream": True, "min_p": 0.1,
-            "stream_options": {"include_usage": True}, "tools": [], "response_format": {"type": "text"}, "store": None,
+            "stream_options": {"include_usage": True}, "tools": [], "response_format": {"type": "text"},
+            "metadata": None, "store": False,
         },
         MOST,
     )  # fmt: skip
@@ -31,6 +32,17 @@ def test_openai_fields_become_options() -> None:
     assert (options.max_tokens, options.temperature, options.top_p, options.n, options.seed) == (7, 0.5, 0.9, 2, 3)
     assert (options.stop, options.logit_bias, options.logprobs, options.min_p) == (("a", "b"), ((17, -100),), 4, 0.1)
     assert (asked.chat, asked.model, asked.streamed, asked.usage, asked.user) == (True, "m", True, True, "u")
+
+
+def test_response_formats() -> None:
+    def form(value: Any) -> str | None:
+        schema = chat_request({"messages": HELLO, "response_format": value}, MOST).options.json_schema
+        return None if schema is None else str(schema)
+
+    assert form({"type": "text"}) is None
+    assert form({"type": "json_object"}) == '{"type": "object"}'
+    own = {"name": "n", "strict": True, "schema": {"type": "integer"}}
+    assert form({"type": "json_schema", "json_schema": own}) == '{"type": "integer"}'
 
 
 def test_what_is_not_said_is_openais_default() -> None:
@@ -63,7 +75,15 @@ def test_prompts_are_texts_or_ids(prompt: Any, prompts: Any) -> None:
         ({}, ["messages: missing"]),
         ({"messages": HELLO, "wat": 1, "hm": 2}, ["wat: unknown field", "hm: unknown field"]),
         ({"messages": HELLO, "tools": [{"type": "function"}], "x": 1}, ["tools: [{", "not served", "x: unknown"]),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, ["response_format", "not served"]),
+        ({"messages": HELLO, "response_format": {"type": "xml"}}, ["response_format.type: got 'xml'"]),
+        ({"messages": HELLO, "response_format": "json"}, ["response_format.type: got None"]),
+        ({"messages": HELLO, "response_format": {"type": "json_schema"}}, ["missing key 'json_schema'"]),
+        (
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"strikt": 1}}},
+            ["unknown key 'strikt'", "json_schema.schema: got None"],
+        ),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}, "json_schema": True}, ["give one of them"]),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}, "regex": "a"}, ["an answer has one form"]),
         ({"messages": HELLO, "temperature": "hot", "top_p": 7}, ["temperature: got 'hot'", "top_p: got 7"]),
         ({"messages": HELLO, "max_tokens": MOST + 1}, ["max_tokens: got 101", "at most 100"]),
         ({"messages": HELLO, "top_logprobs": 3}, ["needs logprobs"]),
