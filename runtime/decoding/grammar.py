@@ -20,7 +20,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 F32 = NDArray[np.float32]
 
-KINDS = ("json_schema", "regex", "lark")
+_MOST_STATES = 20_000  # of what cuts a text into words: 1 or 2 kB each, and schemas in use have some hundreds
 
 
 class Grammars:
@@ -44,17 +44,17 @@ class Grammars:
 
     def of(self, options: Options) -> Grammar | None:
         """What the options ask for, at its beginning; None if they ask for none. RequestError if it makes no sense."""
-        kind = next((kind for kind in KINDS if getattr(options, kind) is not None), None)
+        kind = options.form
         if kind is None:
             return None
-        matcher = self._library.LLMatcher
+        matcher, limits = self._library.LLMatcher, self._library.LLParserLimits(max_lexer_states=_MOST_STATES)
         make = {"json_schema": matcher.grammar_from_json_schema, "regex": matcher.grammar_from_regex,
                 "lark": matcher.grammar_from_lark}[kind]  # fmt: skip
         text = make(getattr(options, kind))
-        fault = matcher.validate_grammar(text, self._tokens)
+        fault = matcher.validate_grammar(text, self._tokens, limits=limits)
         if fault and not fault.startswith("WARNING"):
-            raise RequestError(f"{kind}: {' '.join(fault.split())[:300]}")
-        return Grammar(kind, matcher(self._tokens, text, log_level=0), self._vocab)
+            raise RequestError(f"{kind}: {_line(fault)}")
+        return Grammar(kind, matcher(self._tokens, text, log_level=0, limits=limits), self._vocab)
 
 
 class Grammar:
@@ -90,7 +90,12 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"{self._kind}: {' '.join(self._matcher.get_error().split())[:300]}")
+            raise RequestError(f"{self._kind}: {_line(self._matcher.get_error())}")
+
+
+def _line(fault: str) -> str:
+    """The library's words, without what it tells of its insides."""
+    return " ".join(fault.partition("<state>")[0].split())[:300]
 
 
 def _masked(logits: F32, may: NDArray[np.bool_]) -> F32:

@@ -54,6 +54,7 @@ RANGES: dict[str, Number | Words] = {
     "window": Number(1, MAX_INT32, whole=True),
 }
 _FLAGS = ("ignore_eos",)
+_FORMS = ("json_schema", "regex", "lark")
 _CHANCE = ("min_p", "typical_p", "tail_free", "max_k")  # top_k and top_p without a temperature are let pass
 
 
@@ -145,6 +146,11 @@ class Options:
             raise RequestError("; ".join(faults))
         return options
 
+    @property
+    def form(self) -> str | None:
+        """The name of the option that says what form the answer has."""
+        return next((name for name in _FORMS if getattr(self, name) is not None), None)
+
     def with_seed(self, seed: int | None) -> Options:
         """The same with another seed."""
         return replace(self, seed=seed)
@@ -209,7 +215,7 @@ class Options:
             faults += [f"{name}: it is of a beam search; give beams above 1" for name in own]
             if self.n > 1 and self.kind in ("greedy", "fsd"):
                 faults.append(f"n: {self.n} answers without chance are the same; give a temperature, or beams")
-        forms = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
+        forms = [name for name in _FORMS if getattr(self, name) is not None]
         if len(forms) > 1:
             faults.append(f"{', '.join(forms)}: an answer has one form; give one of them")
         if forms:

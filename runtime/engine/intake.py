@@ -121,7 +121,7 @@ class Intake:
 
     def _grammar(self, options: Options, choose: str) -> Grammar | None:
         """What the answers are to match."""
-        if all(form is None for form in (options.json_schema, options.regex, options.lark)):
+        if options.form is None:
             return None
         if choose == "caller":
             raise RequestError("choose: a caller chooses any token; give no json_schema, regex or lark")

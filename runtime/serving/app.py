@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -121,7 +122,8 @@ class App:
         self._check_name(asked.model)
         prompts = await asyncio.to_thread(ids_of, self.model, asked)
         self._check_room()  # there may have come others meanwhile
-        generating = Generating.start(self.model, asked, prompts, self.metrics)
+        start = partial(Generating.start, self.model, asked, prompts, self.metrics)
+        generating = await asyncio.to_thread(start) if asked.options.form else start()  # grammars take a while to read
         answer = Answer(self.model, self.name, asked)
         if asked.streamed:
             return StreamingResponse(generating.events(answer), media_type="text/event-stream", headers=_NO_BUFFERING)

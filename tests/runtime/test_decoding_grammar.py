@@ -173,6 +173,14 @@ def test_what_makes_no_sense_ends_in_a_line(make_engine: MakeEngine, options: di
     assert engine.stats.running == engine.stats.waiting == 0
 
 
+def test_what_would_take_all_memory_ends_soon(make_engine: MakeEngine) -> None:
+    engine = make_engine(eos=(END,))
+    with pytest.raises(RequestError, match="regex: .*too many") as caught:
+        generate(engine, regex="(a?){300}a{300}")
+    assert "Tokens" not in str(caught.value)
+    assert engine.stats.running == engine.stats.waiting == 0
+
+
 def test_who_has_no_end_or_no_bytes_or_chooses_is_refused(
     make_engine: MakeEngine, make_tokenizer_json: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
