@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llmc.console import progress_bars
+from llmc.console import json_option, print_json, progress_bars
 from llmc.options import for_devices, threads_option
 
 _NEEDS = ("starlette", "uvicorn", "prometheus_client")
@@ -39,6 +39,7 @@ Examples:
 @click.option("--policy", type=click.Choice(["fcfs", "fair"]), default="fcfs", show_default=True,
               help="Who goes first; fair: 'user' of requests by turns.")  # fmt: skip
 @threads_option
+@json_option
 @for_devices
 def serve(
     artifact: str,
@@ -53,12 +54,14 @@ def serve(
     cache_tokens: int | None,
     policy: str,
     threads: int | None,
+    as_json: bool,
 ) -> None:
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.
 
     An encoder answers at /v1/embeddings. /health says whether it takes requests, /metrics has counters
     for Prometheus, and / is a page to talk with the model. Requests run together, in one batch.
-    docs/server.md says what they may ask for.
+    docs/server.md says what they may ask for. With --json, standard output says where it is once it
+    takes requests.
     """
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
@@ -82,10 +85,13 @@ def serve(
             )
             app = App(model, model_name or Path(artifact).resolve().name.removesuffix(".llmc"), limits)
             where = address_of(listening)
-            run(app, listening, lambda: _announce(app.name, where, keys))
+            run(app, listening, lambda: _announce(app.name, where, keys, as_json))
 
 
-def _announce(name: str, where: str, keys: tuple[str, ...]) -> None:
+def _announce(name: str, where: str, keys: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        print_json({"model": name, "address": where, "keys": bool(keys)})
+        return
     to = " to those with a key" if keys else ""
     click.echo(f"serving {name} at {where}/v1{to}, a page to talk with it at {where} (Ctrl-C ends it)", err=True)
 

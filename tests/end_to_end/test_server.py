@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -319,6 +320,22 @@ def test_an_encoder_gives_vectors(minilm: Path, tmp_path: Path) -> None:
         for wrong in ([1, 2], "word " * 2000):
             assert server.ask("/v1/embeddings", {"input": wrong})[0] == 400
         assert server.ask(CHAT, GOOD)[0] == 400
+
+
+def test_a_script_is_told_where_it_is(artifact: Path) -> None:
+    command = [sys.executable, "-m", "llmc", "serve", str(artifact), "--port", "0", "--json", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "}\n")
+            told = json.loads("".join(lines) + "}")
+            assert (told["model"], told["keys"]) == (artifact.stem, False)
+            with urllib.request.urlopen(f"{told['address']}/health") as reply:
+                assert reply.status == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_served_is_said_in_a_line(artifact: Path, tmp_path: Path) -> None:
