@@ -52,7 +52,7 @@ def encode_rows(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[tupl
                 raise RequestError(f"text {number + 1}: {error}") from None
         for result in engine.follow(number_of):
             if result.rows is None:
-                raise LlmcError(result.error or "the text was not read")
+                raise result.error or LlmcError("the text was not read")
             yield number_of[result.id], result.rows
     finally:
         for query in number_of:

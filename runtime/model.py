@@ -77,7 +77,7 @@ class Model:
     def stream(self, prompt: Prompt, **options: Any) -> TextStream:
         """`generate`, piece by piece: iterate for text, then read `.result`."""
         wishes = Options.of(options)
-        return self.engine.stream(self._add(self._prompt_ids(prompt, wishes.endless), wishes))
+        return self.engine.stream(self._add(self.prompt_ids(prompt, wishes.endless), wishes))
 
     def chat(self, messages: SequenceOf[Message], **options: Any) -> Generation:
         """The assistant's answer to a conversation of {"role": ..., "content": ...}."""
@@ -91,7 +91,7 @@ class Model:
     def add(self, prompt: Prompt, options: Options | None = None, user: str = "") -> int:
         """Have the `engine` continue a prompt; the query's id. `user`: whose it is, where the policy is "fair"."""
         wishes = options or Options()
-        return self._add(self._prompt_ids(prompt, wishes.endless), wishes, user=user)
+        return self._add(self.prompt_ids(prompt, wishes.endless), wishes, user=user)
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
@@ -106,7 +106,7 @@ class Model:
         if seeds is not None and len(seeds) != len(prompts):
             raise RequestError(f"seeds: got {len(seeds)}, wanted one for each of {len(prompts)} prompts")
         each = [common] * len(prompts) if seeds is None else [common.with_seed(seed) for seed in seeds]
-        ids = [self._prompt_ids(prompt, common.endless) for prompt in prompts]
+        ids = [self.prompt_ids(prompt, common.endless) for prompt in prompts]
         return _wholes(self._parts(ids, each))
 
     def save_session(self, path: str | os.PathLike[str], prompt: Prompt, salt: str = "", note: str = "") -> None:
@@ -117,7 +117,7 @@ class Model:
         from llmc.runtime.engine.sessions import save_prefix
 
         self._check_task("generate", "save sessions")
-        save_prefix(self.engine, path, self._prompt_ids(prompt), self._facts, salt, note)
+        save_prefix(self.engine, path, self.prompt_ids(prompt), self._facts, salt, note)
 
     def load_session(self, path: str | os.PathLike[str], salt: str = "") -> tuple[list[int], str]:
         """Have prompts that begin as a saved one go on from there; its token ids, and the note.
@@ -135,11 +135,21 @@ class Model:
         from llmc.runtime.text.chat import render_chat  # with a library that takes long to import
 
         marked = render_chat(self._template, messages, self._facts.special, self._tokenizer.mark)
-        return self._prompt_ids(self._tokenizer.encode_chat(marked, self._longest(endless)))
+        return self.prompt_ids(self._tokenizer.encode_chat(marked, self._longest(endless)))
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt as `generate` takes it. Raises RequestError if it is longer than the context."""
-        return self._prompt_ids(prompt)
+    def prompt_ids(self, prompt: Prompt, endless: str = "") -> list[int]:
+        """Token ids of a prompt as `generate` takes it, `endless` of any length. RequestError if it is too long."""
+        if isinstance(prompt, str) and self._facts.task == "translate":
+            return direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
+        if isinstance(prompt, str):
+            self._tokenizer.check_length(prompt, self._longest(endless))
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
+        if checked:
+            return checked
+        if self._facts.bos is None:
+            raise RequestError("prompt: it is empty, and this model has no first token to begin with")
+        return [self._facts.bos]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the model's first token where it wants one."""
@@ -280,19 +290,6 @@ class Model:
     def _longest(self, endless: str) -> int:
         """Tokens that a prompt may have."""
         return _ENDLESS_TOKENS if endless else self._facts.context
-
-    def _prompt_ids(self, prompt: Prompt, endless: str = "") -> list[int]:
-        if isinstance(prompt, str) and self._facts.task == "translate":
-            return direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
-        if isinstance(prompt, str):
-            self._tokenizer.check_length(prompt, self._longest(endless))
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        checked: list[int] = as_ids(ids, self._facts.vocab).tolist()
-        if checked:
-            return checked
-        if self._facts.bos is None:
-            raise RequestError("prompt: it is empty, and this model has no first token to begin with")
-        return [self._facts.bos]
 
 
 def _drained(stream: TextStream) -> Generation:

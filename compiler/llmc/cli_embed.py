@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from llmc.cli_eval import read_text
 from llmc.cli_run import read_prompt
 from llmc.console import json_option, print_json, print_table, progress_bars
-from llmc.options import threads_option
+from llmc.options import read_text, threads_option
 
 _SHOWN_TEXT = 40  # characters of a text in a table
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from llmc.console import json_option, print_json, print_table, progress_bars, words_for_bytes
-from llmc.options import for_devices, threads_option
-
-
-def read_text(path: str) -> str:
-    """Return what stands in a UTF-8 file. Its line ends stay as they are: they are tokens too."""
-    raw = Path(path).read_bytes()
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{path}: not valid UTF-8: byte {error.start} is 0x{raw[error.start]:02x}") from None
+from llmc.options import for_devices, read_text, threads_option
 
 
 @click.command(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import for_devices, threads_option
+from llmc.options import for_devices, read_text, threads_option
 
 _NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
@@ -98,9 +97,10 @@ def _announce(name: str, where: str, keys: tuple[str, ...], as_json: bool) -> No
 
 def _keys(path: str | None) -> tuple[str, ...]:
     """The keys of a file and of the environment."""
-    found: list[str] = [os.environ[name] for name in ("LLMC_API_KEY",) if os.environ.get(name)]
+    own = os.environ.get("LLMC_API_KEY")
+    found = [own] if own else []
     if path is not None:
-        lines: list[Any] = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_text(path).splitlines()]
         found += [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise click.ClickException(f"{path}: it holds no key; a server without keys needs no such file")

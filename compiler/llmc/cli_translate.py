@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from llmc.cli_eval import read_text
 from llmc.cli_run import as_record, for_terminal, read_prompt
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import for_devices, threads_option
+from llmc.options import for_devices, read_text, threads_option
 
 
 @click.command(

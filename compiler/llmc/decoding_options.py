@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from llmc.options import read_text
 from llmc.runtime.decoding.options import RANGES, Options
 from llmc.runtime.decoding.ranges import Number
 from llmc.runtime.decoding.strategies import STRATEGIES
@@ -135,12 +135,7 @@ class _FileText(click.ParamType[Any]):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """What stands in the file."""
-        try:
-            return Path(value).read_text(encoding="utf-8")
-        except OSError as error:
-            self.fail(f"{value}: {(error.strerror or str(error)).lower()}", parameter, context)
-        except UnicodeDecodeError as error:
-            self.fail(f"{value}: not valid UTF-8 at byte {error.start}", parameter, context)
+        return read_text(value)
 
 
 class _GroupedOption(click.Option):

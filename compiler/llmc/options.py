@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -51,6 +52,15 @@ def start_workers(artifact: str, module: str, arguments: list[str]) -> NoReturn:
     if line is not None:
         click.echo(f"llmc: {line}", err=True)
     sys.exit(code)
+
+
+def read_text(path: str) -> str:
+    """Return what stands in a UTF-8 file. Its line ends stay as they are: they are tokens too."""
+    raw = Path(path).read_bytes()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{path}: not valid UTF-8: byte {error.start} is 0x{raw[error.start]:02x}") from None
 
 
 def positive_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ from llmc.runtime.engine.query import Query
 from llmc.runtime.engine.results import Stats, StepResult
 from llmc.runtime.engine.room import Room
 from llmc.runtime.engine.scheduler import Scheduler, step_rows
-from llmc.runtime.engine.streams import AsyncResults, AsyncTextStream, Results, TextStream
+from llmc.runtime.engine.streams import AsyncTextStream, Results, TextStream
 from llmc.runtime.engine.turns import Turns
 from llmc.runtime.errors import RequestError
 from llmc.runtime.loading.one_thread import OneThread
@@ -148,15 +148,11 @@ class Engine:
             self._wish(lambda: self._queries.cancel(found))
 
     def follow(self, queries: Iterable[int]) -> Results:
-        """Results of these queries until all have ended, running steps where nobody else does.
+        """Results of these queries, by `for` or `async for`, until all have ended; runs steps where nobody else does.
 
         Closing or dropping the iterator cancels what has not ended.
         """
         return Results(self, [self._followed(query) for query in queries])
-
-    def afollow(self, queries: Iterable[int]) -> AsyncResults:
-        """`follow` for asyncio: steps run in a thread beside the event loop."""
-        return AsyncResults(self, [self._followed(query) for query in queries])
 
     def stream(self, query: int) -> TextStream:
         """Text of one query as it comes; then `.result`. Raises what ended it, if it failed.

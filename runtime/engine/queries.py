@@ -118,7 +118,7 @@ class Queries:
         """End a query that cannot go on."""
         if query.state != "ended":
             query.error = error if isinstance(error, LlmcError) else _failure(error)
-            self._end(query, "error", StepResult(query.id, error=str(query.error)))
+            self._end(query, "error", StepResult(query.id, error=query.error))
 
     def _tell(self, query: Query, results: list[StepResult]) -> None:
         """Hand results out; with its last answer a query ends."""

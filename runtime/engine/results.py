@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.errors import LlmcError
+
 if TYPE_CHECKING:
     from llmc.runtime.decoding.candidates import Row
     from llmc.runtime.decoding.chooser import Choice
@@ -32,7 +34,7 @@ class StepResult:
     row: Row | None = None
     rows: NDArray[np.float32] | None = None
     done: Generation | None = None
-    error: str | None = None
+    error: LlmcError | None = None
 
     @property
     def token(self) -> int | None:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """Results of some queries until all of them have ended; an iterator.
+    """Results of some queries until all of them have ended: an iterator, and one for asyncio.
 
-    Closing or dropping it cancels those that have not.
+    With `async for` steps run in a thread beside the event loop, which is never held up. Closing or dropping it cancels
+    the queries that have not ended.
     """
 
     def __init__(self, engine: Engine, queries: Iterable[Query]) -> None:
@@ -29,23 +30,32 @@ class Results:
 
     def __next__(self) -> StepResult:
         while self._open:
-            if (result := self.ready()) is not None:
+            if (result := self._ready()) is not None:
                 return result
             self._engine.wait_for(self._open)
         raise StopIteration
 
-    def ready(self) -> StepResult | None:
+    def __aiter__(self) -> Results:
+        return self
+
+    async def __anext__(self) -> StepResult:
+        try:
+            while self._open:
+                if (result := self._ready()) is not None:
+                    return result
+                await self._engine.sleep_for(self._open)
+        except BaseException:
+            self.close()
+            raise
+        raise StopAsyncIteration
+
+    def _ready(self) -> StepResult | None:
         """A result that is there already."""
         for query in self._open:
             if query.outbox:
                 return self._taken(query, query.outbox.popleft())
         self._open = [query for query in self._open if query.state != "ended" or query.outbox]  # cancelled elsewhere
         return None
-
-    @property
-    def open(self) -> list[Query]:
-        """Queries that may still have something to say."""
-        return self._open
 
     def close(self) -> None:
         """Stop here."""
@@ -62,24 +72,6 @@ class Results:
         if result.done is None:
             self._open.append(query)
         return result
-
-
-class AsyncResults(Results):
-    """`Results` for asyncio: steps run in a thread beside the event loop, which is never held up."""
-
-    def __aiter__(self) -> AsyncResults:
-        return self
-
-    async def __anext__(self) -> StepResult:
-        try:
-            while self._open:
-                if (result := self.ready()) is not None:
-                    return result
-                await self._engine.sleep_for(self._open)
-        except BaseException:
-            self.close()
-            raise
-        raise StopAsyncIteration
 
 
 class TextStream:
@@ -123,18 +115,13 @@ class TextStream:
 
 
 class AsyncTextStream(TextStream):
-    """A `TextStream` for asyncio, over `AsyncResults`."""
-
-    def __init__(self, engine: Engine, query: Query) -> None:
-        self._query = query
-        self._results = self._coming = AsyncResults(engine, [query])
-        self._result = None
+    """A `TextStream` for asyncio: steps run in a thread beside the event loop."""
 
     def __aiter__(self) -> AsyncTextStream:
         return self
 
     async def __anext__(self) -> str:
-        async for result in self._coming:
+        async for result in self._results:
             if (piece := self._piece(result)) is not None:
                 return piece
         raise StopAsyncIteration

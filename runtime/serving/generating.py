@@ -8,7 +8,6 @@ from typing import Any
 
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.engine.results import StepResult
-from llmc.runtime.engine.streams import AsyncResults
 from llmc.runtime.errors import LlmcError
 from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
@@ -23,7 +22,7 @@ class Generating:
 
     def __init__(self, model: Model, asked: Asked, queries: Sequence[int], metrics: Metrics) -> None:
         self._prompt_of = {query: number for number, query in enumerate(queries)}
-        self._results: AsyncResults = model.engine.afollow(queries)
+        self._results = model.engine.follow(queries)
         self._done: dict[int, Generation] = {}
         self._asked, self._metrics = asked, metrics
         self._clock = metrics.clock()
@@ -42,7 +41,7 @@ class Generating:
         return cls(model, asked, queries, metrics)
 
     async def whole(self) -> list[Generation]:
-        """The generations, one for each prompt. Raises LlmcError where the model failed."""
+        """The generations, one for each prompt. Raises what ended one of them."""
         try:
             async for _ in self._told():
                 pass
@@ -80,13 +79,13 @@ class Generating:
         self._results.close()
 
     async def _told(self) -> AsyncIterator[tuple[int, StepResult]]:
-        """(number of the prompt, result), all results. Raises LlmcError where the model failed."""
+        """(number of the prompt, result), all results. Raises what ended a query that failed."""
         async for result in self._results:
             if result.choice is not None:
                 self._clock.token()
             if result.done is not None:
                 if result.error is not None:
-                    raise LlmcError(result.error)
+                    raise result.error
                 self._done[self._prompt_of[result.id]] = result.done
             yield self._prompt_of[result.id], result
         self._metrics.count(usage_of(self._done.values()))

@@ -25,7 +25,7 @@ _OPTIONS = {f.name for f in fields(Options) if f.init} - {
 }  # fmt: skip
 _COMMON = {"model", "stream", "stream_options", "user", "max_tokens", "logprobs"}
 _CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "response_format"}
-_TEXT = _COMMON | {"prompt", "echo", "best_of", "suffix"}
+_TEXT = _COMMON | {"prompt", "echo", "best_of"}
 # Fields that clients send whatever they want -> the values that ask for nothing.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
@@ -76,7 +76,7 @@ def text_request(body: Json, most_tokens: int) -> Asked:
     wanted = _known(body, _TEXT | _OPTIONS)
     if "prompt" not in wanted:
         raise Refused(400, "prompt: missing; it is a text, token ids, or a list of them", param="prompt")
-    prompts = texts_of(wanted.pop("prompt"), "prompt")
+    prompts = _texts_of(wanted.pop("prompt"), "prompt")
     best_of = wanted.pop("best_of", None)
     if best_of is not None and best_of != wanted.get("n", 1):
         raise Refused(400, f"best_of: got {best_of!r}; only as many as n are made", param="best_of")
@@ -95,10 +95,10 @@ def embedding_request(body: Json) -> tuple[str | None, list[Any], bool]:
     form = wanted.get("encoding_format", "float")
     if form not in ("float", "base64"):
         raise Refused(400, f"encoding_format: got {form!r}, wanted float or base64", param="encoding_format")
-    return _name(wanted), texts_of(wanted["input"], "input"), form == "base64"
+    return _name(wanted), _texts_of(wanted["input"], "input"), form == "base64"
 
 
-def texts_of(value: Any, where: str) -> list[Any]:
+def _texts_of(value: Any, where: str) -> list[Any]:
     """A text, token ids, or a list of either, as a list."""
     listed = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
     if len(listed) > MOST_PROMPTS:

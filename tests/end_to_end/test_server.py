@@ -215,6 +215,7 @@ CHAT = "/v1/chat/completions"
         (CHAT, {"messages": [{"role": "user", "content": "word " * 40_000}]}, 400, "context"),
         ("/v1/completions", {"prompt": [5, 10**9], "max_tokens": 2}, 400, "token"),
         ("/v1/completions", {"prompt": [STORY, ""], "max_tokens": 2, "logit_bias": {"99999999": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": STORY, "regex": "(a?){300}a{300}"}, 400, "regex: lexer error: too many"),
         ("/v1/embeddings", {"input": "a"}, 400, "cannot embed"),
     ],
 )
