@@ -73,7 +73,7 @@ class Image:
                         else:
                             place = self._place(slab, of, step, lane)
                             T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
-                        sums.add(0, of, step, words[step])
+                    sums.add(0, of, words)
                 for at in range(self.offsets):
                     T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])
 

@@ -15,6 +15,8 @@ goes over all columns in each warp (prefill.py), or in groups of four warps (war
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -22,7 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda import prefill, warpgroups
+from llmc.targets.cuda import one_row, prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
@@ -46,20 +48,39 @@ def _linear(
         many = groups or size
         image = Image(product, many.rows)
         few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))
-        with T.If(out.shape[0] <= FEW.rows * ROWS):
-            with T.Then():
-                multiply_few(product, few, None)
-            with T.Else(), T.If(out.shape[0] <= BATCH_ROWS):
-                with T.Then():
-                    image.write(batch.rows)
-                    multiply_few(product, batch, image)
-                with T.Else():
-                    image.write(many.rows, apart=groups is not None)
-                    if groups is not None:
-                        warpgroups.multiply_most(product, image, groups)
-                    else:
-                        prefill.multiply_many(product, image, size)
+        one = one_row.fitted(target, product)
+
+        def write_and_multiply_batch() -> None:
+            image.write(batch.rows)
+            multiply_few(product, batch, image)
+
+        def write_and_multiply_many() -> None:
+            image.write(many.rows, apart=groups is not None)
+            if groups is not None:
+                warpgroups.multiply_most(product, image, groups)
+            else:
+                prefill.multiply_many(product, image, size)
+
+        launches = [] if one is None else [(1, partial(one_row.multiply_one, target, product, one))]
+        launches += [
+            (FEW.rows * ROWS, partial(multiply_few, product, few, None)),
+            (BATCH_ROWS, write_and_multiply_batch),
+        ]
+        _by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()
+
+
+def _by_rows(rows: Any, launches: list[tuple[int, Callable[[], None]]], most: Callable[[], None]) -> None:
+    """The first of these launches that is for at most as many rows as there are, or that of `most` rows."""
+    if not launches:
+        most()
+        return
+    (count, launch), *others = launches
+    with T.If(rows <= count):
+        with T.Then():
+            launch()
+        with T.Else():
+            _by_rows(rows, others, most)
 
 
 def packed_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -78,23 +78,27 @@ class Form:
     @property
     def value_bytes(self) -> int:
         """Shared memory that they take."""
-        return 4 * self.copies * (0 if self.blocks is None else self.blocks.top + 1)
+        return self.values_at(self.copies)
+
+    def values_at(self, copies: int) -> int:
+        """Shared memory that so many copies take."""
+        return 0 if self.blocks is None or self.blocks.values is None else 4 * copies * (self.blocks.top + 1)
 
 
 class Operands:
     """What a lane knows of operands of a form. Made once in a launch, by all threads of a block.
 
-    `threads`: of the block; None where no weights are read.
+    `threads`: of the block; None where no weights are read. `copies`: of what codes stand for, unless it is the form's.
     """
 
-    def __init__(self, form: Form, thread: Any, threads: int | None = None) -> None:
-        self.form = form
+    def __init__(self, form: Form, thread: Any, threads: int | None = None, copies: int | None = None) -> None:
+        self.form, self.copies = form, copies or form.copies
         self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
         self.values = None
         if threads is not None and form.blocks is not None and form.copies:
             # Where a lane's copy stands, in bytes: by way of a shuffle, so that nvcc does not find it again each time.
-            self.copy = shuffled(T.cast(thread % form.copies * 4, "uint32"), 0)
-            self.values = value_table(form.blocks, thread, threads, form.copies)
+            self.copy = shuffled(T.cast(thread % self.copies * 4, "uint32"), 0)
+            self.values = value_table(form.blocks, thread, threads, self.copies)
 
     def slab(self, words: Words) -> Plain | Coded:
         """The lane's part of 128 columns of a tile."""
@@ -250,7 +254,7 @@ class Coded:
 
     def _value(self, codes: Any, at: int) -> Any:
         """The word that code `at` of four stands for."""
-        bits = self.operands.form.copies.bit_length() + 1  # of a place within the words of a code, in bytes
+        bits = self.operands.copies.bit_length() + 1  # of a place within the words of a code, in bytes
         code = codes << u32(bits) if at == 0 else codes >> u32(8 * at - bits)
         place = (code & u32(0xFF << bits)) | self.operands.copy
         return held(word_at(self.operands.values, place), "uint32")

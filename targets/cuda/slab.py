@@ -1,9 +1,9 @@
 """Products of a warp on CUDA: some tiles of packed weights by some eights of rows of x, 128 columns at a time.
 
 Of block formats products are of whole numbers and x: a sum over columns that share a scale is multiplied with that.
-Stored offsets are weights of columns of their own, one for a block, whose x is the sum of the block's x. That sum is a
-product too, of x and ones, so made that lane 4 g + q has the sum of row g over the q-th block, as it has the block's
-offset. Offset and sum are two parts of bfloat16 each, and all four products of their parts are one of tensor cores.
+Stored offsets are weights of columns of their own, one for a block, whose x is the sum of the block's x. Lane
+4 g + q has the sum of row g over the q-th block, as it has the block's offset. Offset and sum are two parts of bfloat16
+each, and all four products of their parts are one of tensor cores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.cuda.fragments import low, products
-from llmc.targets.cuda.launch import f32, fill, fma, held, local, u32
+from llmc.targets.cuda.fragments import high, low, products
+from llmc.targets.cuda.launch import added, f32, fill, fma, held, local, warp_reduce
 from llmc.targets.cuda.operands import STEPS, Coded, Operands
 from llmc.targets.cuda.prelude import bf16_pair, mma
-from llmc.targets.cuda.stream import BLOCKS, Words
+from llmc.targets.cuda.stream import Words
 
-_ONES = 0x3F803F80
 TOGETHER = 2  # eights of rows whose products wait for their scale
 Take = Callable[[Any, int], list[Any]]  # an eight of rows, and one of the two products of a block -> the lane's words
 
@@ -104,35 +103,54 @@ class Slab:
 
 
 class BlockSums:
-    """Sums of x over the blocks of a slab that have an offset, of `rows` eights of rows; none where there are none."""
+    """Sums of x over the blocks of a slab that have an offset, of `rows` eights of rows; none where there are none.
+
+    In float32, in one order for all launches: of a lane's four columns of a product, of its products where they share
+    an offset, of the four lanes of a row.
+    """
 
     def __init__(self, operands: Operands, rows: int) -> None:
-        self.count = operands.form.offsets
-        if not self.count:
-            return
-        self.totals = local((rows * self.count * 4,))
-        self.x, self.ones = local((4,), "uint32"), local((2 * BLOCKS,), "uint32")
-        fill(self.x, u32(0))
-        for block in range(BLOCKS):  # ones are column 2 q of the product, so that their sums are q's
-            for i in range(2):
-                T.buffer_store(self.ones, T.Select(operands.first == 2 * block, u32(_ONES), u32(0)), [2 * block + i])
+        self.count, self.quarter = operands.form.offsets, operands.quarter
+        if self.count:
+            self.totals = local((rows * self.count,))
 
     def begin(self) -> None:
         """A slab's are sums from zero."""
         if self.count:
             fill(self.totals, f32(0))
 
-    def add(self, n: Any, block: int, step: int, words: list[Any]) -> None:
-        """What a product of 16 columns is made of."""
+    def add(self, n: Any, block: int, words: list[list[Any]]) -> None:
+        """What a block's products are made of; lane q keeps the sum over the q-th block of a slab."""
+        for at, total in enumerate(self.of_block(words)):
+            kept = T.Select(self.quarter == block, total, self.totals[n * self.count + at])
+            T.buffer_store(self.totals, kept, [n * self.count + at])
+
+    def of_block(self, words: list[list[Any]]) -> list[Any]:
+        """The sums of a block's columns by offsets, in all four lanes of a row."""
         if not self.count:
-            return
-        for part in reversed(range(len(words) // 2)):
-            for i in range(2):
-                T.buffer_store(self.x, words[2 * part + i], [2 * i])
-            mma(self.totals[(n * self.count + step % self.count) * 4], self.x[0], self.ones[2 * block])
+            return []
+        found = local((1,))
+        products = [_four(step) for step in words]
+        totals = products if self.count == STEPS else [products[0] + products[1]]
+        for at, total in enumerate(totals):
+            T.buffer_store(found, total, [0])
+            warp_reduce(found, 0, added, lanes=4)
+            totals[at] = held(found[0])
+        return totals
 
     def pair(self, n: Any, at: int) -> Any:
         """The sum of row g over the lane's own block, as two parts."""
-        total = self.totals[(n * self.count + at) * 4]
-        large = held(low(held(bf16_pair(total, f32(0)), "uint32")))
-        return bf16_pair(large, total - large)
+        return two_parts(self.totals[n * self.count + at])
+
+
+def two_parts(number: Any) -> Any:
+    """A float32 as a pair of bfloat16: the nearest, and the nearest to what is left."""
+    large = held(low(held(bf16_pair(number, f32(0)), "uint32")))
+    return bf16_pair(large, number - large)
+
+
+def _four(words: list[Any]) -> Any:
+    """The sum of the four columns whose parts a lane has."""
+    each = [[unpack(word) for word in words[half::2] for unpack in (low, high)] for half in range(2)]
+    sums = [[held(parts[at] + parts[at + 2]) if len(parts) > 2 else held(parts[at]) for at in range(2)] for parts in each]
+    return held((sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]))

@@ -97,8 +97,7 @@ def _multiply_rows(product: Product, slab: Slab, rows: list[Any], index: Any, su
     for of in range(BLOCKS):
         words = [product.words(row, index * SLAB + of * BLOCK, slab.operands) for row in rows]
         for n, found in enumerate(words):
-            for step in range(STEPS):
-                sums.add(n, of, step, found[step])
+            sums.add(n, of, found)
         slab.multiply(of, lambda n, step, words=words: words[n][step])  # type: ignore[misc]
     slab.add_offsets(sums.pair)
 

@@ -23,6 +23,7 @@ class CudaTarget:
     compute: tuple[int, int]  # compute capability
     shared_bytes: int  # the most shared memory a block may ask for
     multiprocessor_threads: int  # threads that a multiprocessor holds at once
+    multiprocessors: int  # of the largest chip: blocks that stay are as many, on chips with fewer some wait
     fp8: bool = False  # tensor cores take 8-bit floats
     wgmma: bool = False  # tensor cores take operands of four warps, out of shared memory
     early_launch: bool = False  # a kernel may begin before the one in front of it has ended, and wait inside
@@ -91,9 +92,9 @@ class CudaTarget:
 
 
 _CHIPS = (
-    CudaTarget((8, 0), 163 << 10, 2048),
-    CudaTarget((8, 6), 99 << 10, 1536),
-    CudaTarget((8, 9), 99 << 10, 1536, fp8=True),
-    CudaTarget((9, 0), 227 << 10, 2048, fp8=True, wgmma=True, early_launch=True),
+    CudaTarget((8, 0), 163 << 10, 2048, 108),
+    CudaTarget((8, 6), 99 << 10, 1536, 84),
+    CudaTarget((8, 9), 99 << 10, 1536, 142, fp8=True),
+    CudaTarget((9, 0), 227 << 10, 2048, 132, fp8=True, wgmma=True, early_launch=True),
 )
 CUDA_TARGETS = {f"cuda:{chip.chip}": chip for chip in _CHIPS}

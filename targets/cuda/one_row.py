@@ -1,0 +1,151 @@
+"""Products of one row on CUDA, as decoding has them: blocks that stay, and weights that come all the time.
+
+There are as many blocks as a chip holds at once; each takes one tile of outputs after another, a warp a strand. A warp's
+ring of slabs goes on over its tiles, and is full before what is in front of the launch has ended: so memory is busy
+while others wait. x is made into operands once, by each warp what it multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import TILE
+from llmc.compiler.formats.plain import tiles
+from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, i32, launch, local, shared, together
+from llmc.targets.cuda.operands import STEPS, Operands
+from llmc.targets.cuda.prelude import sync_warp, wait_copies
+from llmc.targets.cuda.product import Product
+from llmc.targets.cuda.slab import BlockSums, Slab, two_parts
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Ring, Stream
+from llmc.targets.cuda.target import WARP, CudaTarget
+
+QUARTERS = 4  # lanes that have other words of one row
+_RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
+_MOST_STAGES, _FEWEST_STAGES = 12, 3
+_COPIES = WARP  # of what codes stand for: each lane has a bank of its own
+
+
+@dataclass(frozen=True)
+class Size:
+    """Blocks that a multiprocessor holds, and slabs of a warp that are there or on their way."""
+
+    blocks: int
+    stages: int
+
+    def words(self, product: Product) -> int:
+        """Of shared memory, of the ring and of x."""
+        ring = product.strands() * self.stages * Stream.words(product.pieces(), 1)
+        return ring + product.strands() * _x_words(product)
+
+
+def fitted(target: CudaTarget, product: Product) -> Size | None:
+    """Of the most stages, two blocks a multiprocessor if that leaves enough; None where there is no room for any."""
+    static = product.form.values_at(_COPIES) + 8 * product.strands() * TILE + _RESERVED
+    for blocks in (2, 1):
+        for stages in range(_MOST_STAGES, _FEWEST_STAGES - 1, -1):
+            size = Size(blocks, stages)
+            if blocks * (4 * size.words(product) + static) <= target.shared_bytes + _RESERVED:
+                return size
+    return None
+
+
+def _x_words(product: Product) -> int:
+    """Of a strand: operands, and sums over blocks."""
+    return product.run() * BLOCKS * (STEPS * QUARTERS * 2 * product.x_parts + product.form.offsets)
+
+
+def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
+    """The launch."""
+    count, strands = tiles(product.width), product.strands()
+    blocks = min(count, size.blocks * target.multiprocessors)
+    with launch({"blockIdx.x": blocks, "threadIdx.x": strands * WARP}, waits=False) as (block, thread), together(size.blocks):
+        operands = Operands(product.form, thread, strands * WARP, _COPIES)
+        warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
+        parts = shared((2, strands, TILE))
+        memory = dynamic(size.words(product), product.form.values_at(_COPIES) + 8 * strands * TILE)
+        pieces, slabs = product.pieces(), held(product.slabs_of(warp), "int32")
+        one_ring = size.stages * Stream.words(pieces, 1)
+        ring = Ring(pieces, product.weight, memory, warp * one_ring, size.stages, lane)
+        x = _Row(product, operands, memory, strands * one_ring + warp * _x_words(product))
+        turns = T.floordiv(count - 1 - block, blocks) + 1
+        ring.begin(block, blocks, turns, warp * product.run(), slabs)
+        after_launches()
+        x.make(warp * product.run(), slabs, lane)
+        sums = local((4,))
+        slab = Slab(operands, 1, 1, product.x_parts, sums)
+        with T.serial(0, turns, unroll=False) as turn:
+            fill(sums, f32(0))
+            with T.serial(0, slabs, unroll=False) as i:
+                slab.begin([ring.next()])
+                for of in range(BLOCKS):
+                    slab.multiply(of, lambda n, step, of=of: x.words(i, of, step))  # type: ignore[misc]
+                slab.add_offsets(lambda n, at: x.sum(i, at))
+            _add_strands(product, sums, parts, block + turn * blocks, turn, thread)
+        wait_copies(0)
+
+
+def _add_strands(product: Product, sums: Any, parts: Any, tile: Any, turn: Any, thread: Any) -> None:
+    """What strands summed of a tile, added in their order and written. What the next turn writes to is another half."""
+    strands, half = product.strands(), turn % 2
+    strand, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
+    with T.If(lane % QUARTERS == 0), T.Then():  # lanes that have column 0, which is the row
+        for i in range(2):
+            T.buffer_store(parts, sums[2 * i], [half, strand, T.floordiv(lane, QUARTERS) + 8 * i])
+    barrier()
+    output = tile * TILE + thread
+    with T.If(tirx.all(thread < TILE, output < product.width)), T.Then():
+        total = local((1,))
+        T.buffer_store(total, f32(0), [0])
+        for other in range(strands):
+            T.buffer_store(total, total[0] + parts[half, other, thread], [0])
+        T.buffer_store(product.out, total[0], [0, output])
+
+
+class _Row:
+    """The row of x that a warp multiplies, as operands in shared memory from word `first` on."""
+
+    def __init__(self, product: Product, operands: Operands, memory: Any, first: Any) -> None:
+        self.product, self.operands, self.memory, self.first = product, operands, memory, first
+        self.lane_words = 2 * product.x_parts
+        self.sums = first + product.run() * BLOCKS * STEPS * QUARTERS * self.lane_words
+
+    def make(self, slab: Any, count: Any, lane: Any) -> None:
+        """`count` slabs from `slab` on, two at once: four lanes have a block of columns."""
+        of_block = BlockSums(self.operands, 1)
+        words = local((self.lane_words,), "uint32")
+        with T.serial(0, T.floordiv(count + 1, 2), unroll=False) as turn:
+            own, block = turn * 2 + T.floordiv(lane, 16), T.floordiv(lane, QUARTERS) % BLOCKS
+            column = (slab + T.min(own, count - 1)) * SLAB + block * BLOCK
+            found = self.product.words(0, column, self.operands)
+            totals = of_block.of_block(found)
+            with T.If(own < count), T.Then():
+                for step in range(STEPS):
+                    for at, word in enumerate(found[step]):
+                        T.buffer_store(words, word, [at])
+                    place = self._place(own, block, step)
+                    T.buffer_store(self.memory, words[T.ramp(0, 1, self.lane_words)], [place])
+                for at, total in enumerate(totals):
+                    with T.If(self.operands.quarter == 0), T.Then():
+                        T.buffer_store(self.memory, two_parts(total), [self._sum(own, at, block)])
+        sync_warp()
+
+    def _place(self, slab: Any, block: Any, step: int) -> Any:
+        place = ((slab * BLOCKS + block) * STEPS + step) * QUARTERS + self.operands.quarter
+        return T.ramp(self.first + place * self.lane_words, 1, self.lane_words)
+
+    def _sum(self, slab: Any, at: int, block: Any) -> Any:
+        return self.sums + (slab * self.product.form.offsets + at) * BLOCKS + block
+
+    def words(self, slab: Any, block: int, step: int) -> list[Any]:
+        """A lane's words for a product: all eight rows of it are this one."""
+        one = local((self.lane_words,), "uint32")
+        T.buffer_store(one, self.memory[self._place(slab, block, step)], [T.ramp(0, 1, self.lane_words)])
+        return [one[i] for i in range(self.lane_words)]
+
+    def sum(self, slab: Any, at: int) -> Any:
+        """Over the lane's own block, as two parts."""
+        return held(self.memory[self._sum(slab, at, self.operands.quarter)], "uint32")
