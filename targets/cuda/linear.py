@@ -61,7 +61,9 @@ def _linear(
             else:
                 prefill.multiply_many(product, image, size)
 
-        launches = [] if one is None else [(1, partial(one_row.multiply_one, target, product, one))]
+        launches: list[tuple[int, Callable[[], None]]] = []
+        if one is not None:
+            launches.append((1, partial(one_row.multiply_one, target, product, one)))
         launches += [
             (FEW.rows * ROWS, partial(multiply_few, product, few, None)),
             (BATCH_ROWS, write_and_multiply_batch),
