@@ -303,3 +303,24 @@ def test_rows_that_hold_what_is_no_number() -> None:
     assert ((ids >= 0) & (ids < 90)).all()
     assert values[1, 0] == np.inf
     np.testing.assert_array_equal(ids[1:], OPS["top"].meaning(x[1:])[0])
+
+
+@pytest.mark.thorough_if(case=lambda width: width > 30000)
+@pytest.mark.parametrize("width", [6145, 32000, 9000, 270000])
+def test_the_best_of_rows_that_blocks_share(width: int) -> None:
+    """Rows in any order, and in order, and of equal numbers; a few of them, also of what is no number, in one block."""
+    rng = np.random.default_rng(width)
+    x = floats(rng, 8, width) * np.float32(4)
+    x[1], x[2], x[3] = np.sort(x[1]), np.sort(x[2])[::-1], x[3].round()
+    x[4], x[4, 2000:2100], x[4, 5000:] = -np.inf, 1, 0
+    x[5, 4500:], x[5, :100] = -0.0, 0
+    x[6, 1:], x[6, width - 5 :] = -np.inf, 3
+    x[7, 3] = x[7, width - 1] = np.nan
+    like = list(OPS["top"].meaning(x))
+    found = call(Case("top", [x], {}, (0,)), like)
+    np.testing.assert_array_equal(found[0], like[0])
+    np.testing.assert_array_equal(found[1], like[1])
+    np.testing.assert_allclose(found[2], like[2], rtol=1e-6)
+    alone = call(Case("top", [x[5:6]], {}, (0,)), [each[:1] for each in like])
+    for got, beside in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(got, beside[5:6])
