@@ -13,19 +13,22 @@ from tvm.script.ir_builder import tirx as T
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.launch import (
     added,
+    after_launches,
     bf16_pair,
     block_reduce,
     f32,
+    lanes,
     launch,
     local,
-    row_kernel,
+    side_by_side,
     strided,
     width_threads,
 )
 from llmc.targets.cuda.target import CudaTarget
 
 Read = Callable[[Any, Any], Any]  # a thread's turn, and its column then -> the number there
-MOST_THREADS = 1024  # of a row: few turns each, for few rows leave a chip waiting for memory
+TOGETHER = 8  # columns of a thread, in rows that need no more threads than a block should have
+MOST_THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,52 @@ class _Columns:
         """The most columns of a thread."""
         return self.each * -(-self.width // (self.each * self.threads))
 
-    def neighbours(self, body: Callable[[list[tuple[Any, Any]]], None]) -> None:
-        """`body` of (turn, column) of each that a thread takes together; all its reads are on their way together."""
+    def neighbours(self, body: Callable[[Any, Any], None]) -> None:
+        """`body(turn, column)` of the first of each that a thread takes together."""
         count = self.width // self.each
         with T.unroll(0, self.turns // self.each) as step:
             place = step * self.threads + self.thread
-            own = [(step * self.each + e, place * self.each + e) for e in range(self.each)]
             if count % self.threads:
                 with T.If(place < count), T.Then():
-                    body(own)
+                    body(step * self.each, place * self.each)
             else:
-                body(own)
+                body(step * self.each, place * self.each)
 
     def run(self, body: Callable[[Any, Any], None]) -> None:
         """`body(turn, column)` for every column."""
 
-        def all_of(own: list[tuple[Any, Any]]) -> None:
-            for turn, column in own:
-                body(turn, column)
+        def each(turn: Any, column: Any) -> None:
+            for e in range(self.each):
+                body(turn + e, column + e)
 
-        self.neighbours(all_of)
+        self.neighbours(each)
+
+    def read(self, buffer: Any, row: Any = None) -> Any:
+        """The thread's columns of a row, or of a vector, in registers: all are on their way together."""
+        own = local((self.turns,))
+
+        def load(turn: Any, column: Any) -> None:
+            place = lanes(column, self.each)
+            T.buffer_store(own, buffer[place] if row is None else buffer[row, place], [lanes(turn, self.each)])
+
+        self.neighbours(load)
+        return own
+
+    def write(self, buffer: Any, row: Any, own: Any, rounded: bool = False) -> None:
+        """Columns of a row out of registers; `rounded`: to pairs of bfloat16."""
+        count = self.each // (1 + rounded)
+        pairs = local((count,), "int32") if rounded else None
+
+        def store(turn: Any, column: Any) -> None:
+            if pairs is None:
+                T.buffer_store(buffer, own[lanes(turn, count)], [row, lanes(column, count)])
+                return
+            for i in range(count):
+                T.buffer_store(pairs, bf16_pair(own[turn + 2 * i], own[turn + 2 * i + 1]), [i])
+            place = T.floordiv(column, self.each) * count
+            T.buffer_store(buffer, pairs[lanes(0, count)], [row, lanes(place, count)])
+
+        self.neighbours(store)
 
 
 def _mean(columns: _Columns, number: Read) -> Any:
@@ -89,37 +118,29 @@ def _normed(number: Read, columns: _Columns, eps: float, centred: bool) -> Read:
 
 def _norm(shapes: list[Any], attrs: dict[str, Any], centred: bool, summed: bool, rounded: bool) -> tirx.PrimFunc:
     """x [, residual], weight [, bias] -> [sum,] normed; `rounded`: the latter as bfloat16 pairs (M, C/2)."""
-    width, each = int(shapes[0][1]), 1 + rounded
-    threads = width_threads(width // each, MOST_THREADS)
-    operands = 2 + centred + summed
+    rows, width = shapes[0]
+    threads, each = width_threads(-(-int(width) // TOGETHER), MOST_THREADS), side_by_side(int(width))
+    dtypes = ["float32"] * (2 + centred + 2 * summed) + ["int32" if rounded else "float32"]
+    with IRBuilder() as builder, T.prim_func():
+        x, *rest, out = arguments(dtypes, shapes)
+        residual, total = (rest.pop(0), rest.pop()) if summed else (None, None)
+        with launch({"blockIdx.x": rows, "threadIdx.x": threads}, waits=False) as (row, thread):
+            columns = _Columns(int(width), thread, threads, each)
+            weight, *bias = [columns.read(vector) for vector in rest]  # while the launch in front is still at work
+            after_launches()
+            own, other = columns.read(x, row), None if residual is None else columns.read(residual, row)
+            if other is not None:
+                columns.run(lambda turn, _: T.buffer_store(own, own[turn] + other[turn], [turn]))
+                columns.write(total, row, own)
+            normed = _normed(lambda turn, _: own[turn], columns, attrs["eps"], centred)
 
-    def body(buffers: list[Any], row: Any, thread: Any) -> None:
-        x, weight = buffers[0], buffers[1 + summed]
-        bias, out = buffers[2 + summed] if centred else None, buffers[-1]
-        columns = _Columns(width, thread, threads, each)
-        own = local((columns.turns,))
+            def number(turn: Any, c: Any) -> None:
+                value = normed(turn, c) * weight[turn]
+                T.buffer_store(own, value + bias[0][turn] if bias else value, [turn])
 
-        def read(turn: Any, c: Any) -> None:
-            T.buffer_store(own, x[row, c] + buffers[1][row, c] if summed else x[row, c], [turn])
-            if summed:
-                T.buffer_store(buffers[operands], own[turn], [row, c])
-
-        columns.run(read)
-        normed = _normed(lambda turn, c: own[turn], columns, attrs["eps"], centred)
-
-        def number(turn: Any, c: Any) -> Any:
-            value = normed(turn, c) * weight[c]
-            return value if bias is None else value + bias[c]
-
-        def store(found: list[tuple[Any, Any]]) -> None:
-            values, (_, first) = [number(*one) for one in found], found[0]
-            value, place = (bf16_pair(*values), T.floordiv(first, 2)) if rounded else (values[0], first)
-            T.buffer_store(out, value, [row, place])
-
-        columns.neighbours(store)
-
-    dtypes = ["float32"] * (operands + summed) + ["int32" if rounded else "float32"]
-    return row_kernel(dtypes, shapes, threads, body)
+            columns.run(number)
+            columns.write(out, row, own, rounded)
+    return builder.get()
 
 
 def rms_norm(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
