@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import added, bf16_pair, f32, held, i32, lanes, launch, local, side_by_side
+from llmc.targets.cuda.launch import added, bf16_pair, f32, i32, lanes, launch, local, side_by_side, stored
 from llmc.targets.cuda.target import CudaTarget
 
 THREADS = 256
@@ -89,8 +89,8 @@ def _places_kernel(
     each = side_by_side(math.gcd(width, *aligned))
     count = each // (1 + rounded)
 
-    def body(buffers: list[Any], row: Any, place: Any) -> None:
-        group, found = held(place, "int32"), []  # held: nvcc splits stores by places that are sums of three
+    def body(buffers: list[Any], row: Any, group: Any) -> None:
+        found = []
         for operand in operands(buffers, row, lanes(group * each, each)):
             found.append(local((each,)))
             T.buffer_store(found[-1], operand, [lanes(0, each)])
@@ -101,7 +101,7 @@ def _places_kernel(
             for i in range(count):
                 T.buffer_store(pairs, bf16_pair(found[0][2 * i], found[0][2 * i + 1]), [i])
         value = (pairs if rounded else found[0])[lanes(0, count)]
-        T.buffer_store(buffers[-1], value, [row, lanes(group * count, count)])
+        T.buffer_store(buffers[-1], value, [row, stored(group * count, count)])
 
     return column_kernel(dtypes, shapes, body, width // each)
 

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.cuda.launch import f32, held, lanes, local, row_kernel, side_by_side
+from llmc.targets.cuda.launch import f32, lanes, local, row_kernel, side_by_side, stored
 from llmc.targets.cuda.target import CudaTarget
 from llmc.targets.cuda.weights import Weights
 
@@ -24,7 +24,7 @@ def packed_embedding(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any
         weights = Weights(str(attrs["format"]), width, thread, THREADS)
         known, there, together = T.max(ids[token], 0), ids[token] >= 0, side_by_side(width)
         with T.serial(0, -(-weights.units // THREADS)) as step:
-            unit = held(step * THREADS + thread, "int32")
+            unit = step * THREADS + thread
             with T.If(unit < weights.units), T.Then():
                 for first, numbers in weights.read(table, T.floordiv(known, TILE), T.floormod(known, TILE), unit):
                     four = local((len(numbers),))
@@ -33,6 +33,6 @@ def packed_embedding(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any
                     for i in range(0, len(numbers), together):
                         column = unit * weights.unit + first + i
                         with T.If(column < width), T.Then():
-                            T.buffer_store(out, four[lanes(i, together)], [token, lanes(column, together)])
+                            T.buffer_store(out, four[lanes(i, together)], [token, stored(column, together)])
 
     return row_kernel(["int32", matrix, "float32"], shapes, THREADS, body)

@@ -80,6 +80,11 @@ def lanes(first: Any, count: int) -> Any:
     return T.ramp(first, 1, count) if count > 1 else first
 
 
+def stored(first: Any, count: int) -> Any:
+    """As `lanes`, for a store: of one at a sum of three numbers, a row's, a block's, a thread's, nvcc makes several."""
+    return lanes(held(T.cast(T.floordiv(first, count), "int32"), "int32") * count, count)
+
+
 def strided(count: int, thread: Any, threads: int, body: Callable[[Any], None]) -> None:
     """`body(i)` for every i below `count`, threads taking turns: neighbours read neighbours."""
     steps = -(-count // threads)
@@ -210,5 +215,5 @@ __all__ = [
     "added", "after_launches", "barrier", "bf16_bits", "bf16_pair", "block_reduce", "dynamic", "f32", "fill", "fma",
     "from_bf16",
     "from_lane", "greater", "held", "i32", "lanes", "launch", "local", "row_kernel", "shared", "shuffled",
-    "side_by_side", "strided", "together", "u32", "warp_reduce", "width_threads",
+    "side_by_side", "stored", "strided", "together", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip
