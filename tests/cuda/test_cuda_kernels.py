@@ -122,13 +122,26 @@ def _apart(pairs: np.ndarray) -> np.ndarray:
     return from_bf16(np.ascontiguousarray(pairs).view(np.uint16))
 
 
-def test_rows_wider_than_a_block() -> None:
-    """2,100 columns: pairs of more than one turn, and threads without any in the last."""
+@pytest.mark.parametrize("width", [2100, 4200])
+def test_rows_wider_than_a_block(width: int) -> None:
+    """Pairs of more than one turn, and threads without any in the last; a row has the same bits alone."""
     rng = np.random.default_rng(1)
-    x, weight = floats(rng, 3, 2100), floats(rng, 2100)
+    x, weight = floats(rng, 3, width), floats(rng, width)
     case = Case("rms_norm" + ENDING, [x, weight], {"eps": 1e-5}, (0,), 2.0**-8)
     wanted = OPS[case.op].meaning(x, weight, eps=1e-5)
-    compare(case, _apart(call(case, [wanted])[0]), _apart(wanted))
+    (found,) = call(case, [wanted])
+    compare(case, _apart(found), _apart(wanted))
+    np.testing.assert_array_equal(call(only(case, slice(1, 2)), [wanted[:1]])[0], found[1:2])
+
+
+@pytest.mark.parametrize("span", ["head", "heads", "all"])
+def test_norms_of_heads(span: str) -> None:
+    """More heads than a block has, and wider than a warp reads at once; of rows alone, too."""
+    rng = np.random.default_rng(len(span))
+    attrs = {"heads": 5, "kv_heads": 2, "head_dim": 132, "eps": 1e-6, "kind": "layer", "span": span}
+    weights = [floats(rng, 132 if span == "head" else count * 132) for count in (5, 2)]
+    case = Case("qk_norm", [floats(rng, 3, 9 * 132) + np.float32(0.5), *weights], attrs, (0,))
+    np.testing.assert_array_equal(check(only(case, slice(1, 2)))[0], check(case)[0][1:2])
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 5), (3, 257), (8, 512)])
@@ -288,10 +301,17 @@ def test_heads_of_one_kv_head() -> None:
 
 def test_a_sum_of_rows_and_a_bias() -> None:
     rng = np.random.default_rng(2)
-    for other in ((ROWS, 300), (300,)):
-        x, y, out = floats(rng, ROWS, 300), floats(rng, *other), np.full((ROWS, 300), 77, np.float32)
-        cuda_threads.run(make_kernel("add", TARGET, [list(a.shape) for a in (x, y, out)], {}), [x, y, out])
-        np.testing.assert_array_equal(out, x + y)
+    for width in (300, 301, 302, 1100):  # four numbers a thread, one, two; several blocks
+        for other in ((ROWS, width), (width,)):
+            x, y, out = floats(rng, ROWS, width), floats(rng, *other), np.full((ROWS, width), 77, np.float32)
+            cuda_threads.run(make_kernel("add", TARGET, [list(a.shape) for a in (x, y, out)], {}), [x, y, out])
+            np.testing.assert_array_equal(out, x + y)
+
+
+@pytest.mark.parametrize(("op", "width"), [("gated", 2056), ("gated", 2058), ("activate", 1100), ("round_rows", 1102)])
+def test_places_that_blocks_share(op: str, width: int) -> None:
+    x = floats(np.random.default_rng(width), 3, width)
+    check(Case(op, [x], {} if op == "round_rows" else {"activation": "silu"}, (0,)))
 
 
 def test_rows_that_hold_what_is_no_number() -> None:
