@@ -67,12 +67,13 @@ class _Columns:
 
         self.neighbours(each)
 
-    def read(self, buffer: Any, *place: Any, first: Any = 0, to: Any = None) -> Any:
-        """The thread's columns of `buffer[place]`, from `first` on, in registers: all are on their way together."""
+    def read(self, buffer: Any, row: Any = None, first: Any = 0, to: Any = None) -> Any:
+        """The thread's columns of a row, or a vector, from `first` on, in registers: all are on their way together."""
         own = local((self.turns,)) if to is None else to
 
         def load(turn: Any, column: Any) -> None:
-            T.buffer_store(own, buffer[(*place, lanes(first + column, self.each))], [lanes(turn, self.each)])
+            place = lanes(first + column, self.each)
+            T.buffer_store(own, buffer[place] if row is None else buffer[row, place], [lanes(turn, self.each)])
 
         self.neighbours(load)
         return own
