@@ -4,9 +4,9 @@ A number and its column make a key, a whole number: a greater key comes first, a
 one is the count of those that are greater. Blocks of a first launch have some columns of a row each, and leave the best
 keys of these to a second launch, of which a block has a row.
 
-Both find the best K in the same way (`_Best`). The greatest keys of threads, in order, bound them: what is less than
-that in place K is not among the best, so they are keys of K threads. These are hardly more than K, as a rule, and are
-counted against each other.
+Both find the best K in the same way (`_Best`). A few keys are offered, each with how many more are known to be no less:
+counting these gives a bound that K keys are not below, and hardly more, as a rule, which are then counted against each
+other.
 """
 
 from __future__ import annotations
@@ -39,36 +39,39 @@ from llmc.targets.cuda.launch import (
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 THREADS = 128  # of a block of columns: few, for each one's greatest key is counted against all the others'
-COLUMNS = 16  # of a thread, or a multiple of that
-MOST_BLOCKS = 128  # of a row
-MOST_MERGING = 256  # threads that merge what blocks of a row have left
-MOST_SHARING = 8  # of these, that share what one block has left
+COLUMNS, MOST_COLUMNS = 16, 64  # of a thread
+BLOCKS = 32  # of a row, where that is no more columns than a thread may have
+MERGING = 256  # threads that merge what blocks of a row have left, unless these are more
+OFFERED = 8  # keys of what a block has left that may be offered
+AT_ONCE = 8  # keys that are counted together
 ARGMAX_THREADS = 512
 _KEY = "uint64"
-_SIGN, _INFINITE, _LAST = 1 << 31, 0x7F800000, (1 << 32) - 1  # bits of a float32, and the last uint32
+_SIGN, _INFINITE = 1 << 31, 0x7F800000  # bits of a float32
+_LAST = (1 << 31) - 1  # beyond all columns
 
 
 def _key(number: Any, column: Any) -> Any:
     """Above 0; greater for a greater number, of equal ones for a lower column; what is no number is below all.
 
-    By its bits: that a number is itself, TVM takes for granted.
+    63 bits, so that the last bit of a difference says which key is greater. By the number's bits: TVM takes it for
+    granted that a number is itself.
     """
     bits = held(T.reinterpret("uint32", held(number)), "uint32")
     ordered = T.Select(bits >= u32(_SIGN), u32(0) - bits, bits | u32(_SIGN))  # -0 and 0 are the same
     ordered = T.Select((bits & u32(_SIGN - 1)) > u32(_INFINITE), u32(1), ordered)
-    return (T.cast(ordered, _KEY) << _constant(32)) | T.cast(u32(_LAST) - T.cast(column, "uint32"), _KEY)
+    return (T.cast(ordered, _KEY) << _constant(31)) | T.cast(i32(_LAST) - T.cast(column, "int32"), _KEY)
 
 
 def _number(key: Any) -> Any:
     """The float32 of a key; 0 for -0."""
-    ordered = held(T.cast(key >> _constant(32), "uint32"), "uint32")
+    ordered = held(T.cast(key >> _constant(31), "uint32"), "uint32")
     bits = T.Select(ordered >= u32(_SIGN), ordered ^ u32(_SIGN), u32(0) - ordered)
     return T.reinterpret("float32", held(bits, "uint32"))
 
 
 def _column(key: Any) -> Any:
     """The column of a key."""
-    return T.cast(u32(_LAST) - T.cast(key, "uint32"), "int32")
+    return i32(_LAST) - T.cast(T.cast(key, "uint32") & u32(_LAST), "int32")
 
 
 def _constant(value: int) -> Any:
@@ -76,54 +79,52 @@ def _constant(value: int) -> Any:
 
 
 class _Best:
-    """The best `count` of the keys that threads of a block have, `each` in registers; 0 is no key."""
+    """The best `count` of the keys that threads of a block have, `each` in registers; 0 is no key.
 
-    def __init__(self, thread: Any, threads: int, each: int, count: int) -> None:
+    The first threads offer one key each, in groups: the one of a thread with `weights[thread in its group]` stands for
+    so many keys that are not less, and that no other stands for. No more than `room` keys are above the bound, then.
+    """
+
+    def __init__(self, thread: Any, threads: int, each: int, count: int, weights: list[int], groups: int, room: int):
         self.thread, self.threads, self.each, self.count = thread, threads, each, count
-        self.keys = local((each,), _KEY)
-        self.offered = shared((threads,), _KEY)
+        self.weights, self.groups = weights, groups
+        self.keys, self.offer = local((each,), _KEY), local((1,), _KEY)
+        self.offered = shared((groups * len(weights),), _KEY)
         self.bounds = shared((2,), _KEY)  # what no key of the best is less than, and the best
-        self.found = shared((min(threads, count) * each,), _KEY)
+        self.found = shared((room + AT_ONCE,), _KEY)
 
     def keep(self, take: Callable[[Any, Any], None]) -> Any:
-        """`take(place, key)` of each, by any thread; how many found a place, or more than `count`."""
+        """`take(place, key)` of each, by any thread; how many there are, or more than `count`."""
         self._bound()
         total = self._gather()
         with T.serial(0, T.floordiv(total + (self.threads - 1), self.threads), unroll=False) as turn:
             at = held(turn * self.threads + self.thread, "int32")
             with T.If(at < total), T.Then():
                 own = held(self.found[at], _KEY)
-                place = self._greater(self.found, own, total)
+                place = _greater(self.found, own, T.floordiv(total + (AT_ONCE - 1), AT_ONCE), [1] * AT_ONCE)
                 with T.If(place < self.count), T.Then():
                     take(place, own)
         return total
 
-    def _greater(self, keys: Any, own: Any, count: Any) -> Any:
-        """How many of the first `count` keys are greater than the thread's own."""
-        place = local((1,), "int32")
-        T.buffer_store(place, i32(0), [0])
-        with T.serial(0, count, unroll=8) as other:
-            T.buffer_store(place, place[0] + T.Select(keys[other] > own, i32(1), i32(0)), [0])
-        return place[0]
-
     def _bound(self) -> None:
-        """The bounds, by threads' greatest keys."""
-        own = local((1,), _KEY)
-        T.buffer_store(own, self.keys[0], [0])
-        for i in range(1, self.each):
-            T.buffer_store(own, T.Select(self.keys[i] > own[0], self.keys[i], own[0]), [0])
-        T.buffer_store(self.offered, own[0], [self.thread])
+        """The bounds, by what is offered."""
+        own, offers = self.offer[0], self.groups * len(self.weights)
+        with T.If(self.thread < offers), T.Then():
+            T.buffer_store(self.offered, own, [self.thread])
         with T.If(self.thread == 0), T.Then():
-            T.buffer_store(self.bounds, _constant(1), [0])  # any key, where fewer threads have one
+            T.buffer_store(self.bounds, _constant(1), [0])  # any key, where there are fewer
         barrier()
-        place = self._greater(self.offered, own[0], self.threads)
-        for bound, wanted in enumerate((self.count - 1, 0)):
-            with T.If(tirx.all(place == wanted, own[0] > _constant(0))), T.Then():
-                T.buffer_store(self.bounds, own[0], [bound])
+        before = _greater(self.offered, own, self.groups, self.weights)
+        after = before + _chosen(self.thread % len(self.weights), self.weights)
+        there = tirx.all(self.thread < offers, own > _constant(0))
+        with T.If(tirx.all(there, before < self.count, after >= self.count)), T.Then():
+            T.buffer_store(self.bounds, own, [0])
+        with T.If(tirx.all(there, before == 0)), T.Then():
+            T.buffer_store(self.bounds, own, [1])
         barrier()
 
     def _gather(self) -> Any:
-        """The keys that are not below the bound to `found`, in the order of threads; how many there are."""
+        """The keys that are not below the bound to `found`, in the order of threads, and zeros; how many there are."""
         bound = held(self.bounds[0], _KEY)
         own = local((1,), "int32")
         fill(own, i32(0))
@@ -134,6 +135,8 @@ class _Best:
             with T.If(self.keys[i] >= bound), T.Then():
                 T.buffer_store(self.found, self.keys[i], [before[0]])
                 T.buffer_store(before, before[0] + 1, [0])
+        with T.If(self.thread < AT_ONCE), T.Then():
+            T.buffer_store(self.found, _constant(0), [total[0] + self.thread])
         barrier()
         return total[0]
 
@@ -160,92 +163,98 @@ class _Best:
         return before, total
 
 
-class _Columns:
-    """How blocks share the columns of a row: a thread has four that stand together, where rows begin at multiples."""
+def _greater(keys: Any, own: Any, groups: Any, weights: list[int]) -> Any:
+    """The sum of weights of those of the first keys, in groups, that are greater than the thread's own."""
+    place = local((1,), "int32")
+    T.buffer_store(place, i32(0), [0])
+    with T.serial(0, groups) as group:
+        found = i32(0)  # by itself, so that few sums wait for the one before
+        for i, weight in enumerate(weights):
+            # Faster than comparing, of which nvcc makes a chain of moves.
+            greater = T.cast((own - keys[group * len(weights) + i]) >> _constant(63), "int32")
+            found = found + greater * weight
+        T.buffer_store(place, place[0] + found, [0])
+    return place[0]
 
-    def __init__(self, width: int) -> None:
-        self.width, self.together = width, 4 if width % 4 == 0 else 1
-        self.each = COLUMNS * -(-width // (COLUMNS * THREADS * MOST_BLOCKS))  # of a thread
-        self.blocks = -(-width // (self.each * THREADS))
 
-    def column(self, block: Any, thread: Any, i: int) -> Any:
-        """Where the thread's number `i` stands."""
-        step, at = divmod(i, self.together)
-        turn = block * (self.each // self.together) + step
-        return T.cast((turn * THREADS + thread) * self.together + at, "int32")
-
-    def read(self, x: Any, row: Any, block: Any, thread: Any) -> Any:
-        """The thread's numbers; -inf beyond the last column."""
-        numbers, together = local((self.each,)), self.together
-        fill(numbers, f32(float("-inf")))
-        for i in range(0, self.each, together):
-            column = self.column(block, thread, i)
-            place = T.ramp(column, 1, together) if together > 1 else column
-            with T.If(column < self.width), T.Then():
-                T.buffer_store(numbers, x[row, place], [T.ramp(i, 1, together) if together > 1 else i])
-        return numbers
+def _chosen(number: Any, values: list[int]) -> Any:
+    """values[number]."""
+    found = i32(values[0])
+    for i, value in enumerate(values[1:], 1):
+        found = T.Select(number == i, i32(value), found)
+    return found
 
 
 def top(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, V) -> ids int32, values (M, K), log of the sum of e^x (M,). What is no number comes last."""
     (rows, width), count = shapes[0], int(shapes[1][1])
-    columns = _Columns(int(width))
+    each = min(MOST_COLUMNS, COLUMNS * -(-int(width) // (COLUMNS * THREADS * BLOCKS)))
+    blocks = -(-int(width) // (each * THREADS))
     with IRBuilder() as builder, T.prim_func():
         x, ids, values, normalizers = arguments(["float32", "int32", "float32", "float32"], shapes)
-        keys = T.alloc_buffer((rows, columns.blocks, count), _KEY)  # of a block in order, and then zeros
-        sums = T.alloc_buffer((rows, columns.blocks), "float32")
-        grid = {"blockIdx.x": rows, "blockIdx.y": columns.blocks, "threadIdx.x": THREADS}
-        with launch(grid) as (row, block, thread):
-            _leave(columns, x, keys, sums, (row, block, thread))
-        with launch({"blockIdx.x": rows, "threadIdx.x": _merging(columns.blocks)[0]}) as (row, thread):
-            _merge(keys, sums, (ids, values, normalizers), (row, thread))
+        keys = T.alloc_buffer((rows, blocks, count), _KEY)  # of a block in order, and then zeros
+        sums = T.alloc_buffer((rows, blocks), "float32")
+        with launch({"blockIdx.x": rows, "blockIdx.y": blocks, "threadIdx.x": THREADS}) as (row, block, thread):
+            _leave(x, keys, sums, (row, block, thread), each)
+        offered = _offered(blocks, count)
+        with launch({"blockIdx.x": rows, "threadIdx.x": width_threads(blocks * len(offered), 1024)}) as (row, thread):
+            _merge(keys, sums, (ids, values, normalizers), (row, thread), offered)
     return builder.get()
 
 
-def _leave(columns: _Columns, x: Any, keys: Any, sums: Any, place: tuple[Any, Any, Any]) -> None:
+def _leave(x: Any, keys: Any, sums: Any, place: tuple[Any, Any, Any], each: int) -> None:
     """A block's best keys of a row (`place`: row, block, thread), and the sum of e^(x - the greatest x) there."""
-    row, block, thread = place
-    count = int(keys.shape[2])
-    best = _Best(thread, THREADS, columns.each, count)
-    numbers = columns.read(x, row, block, thread)
-    for i in range(columns.each):
-        column = columns.column(block, thread, i)
-        there = columns.column(block, thread, i - i % columns.together) < columns.width
-        T.buffer_store(best.keys, T.Select(there, _key(numbers[i], column), _constant(0)), [i])
+    (row, block, thread), width, count = place, int(x.shape[1]), int(keys.shape[2])
+    # A thread offers its greatest key, for itself: what is not below the bound is then of `count` threads.
+    best = _Best(thread, THREADS, each, count, [1] * AT_ONCE, THREADS // AT_ONCE, min(THREADS, count) * each)
+    numbers, columns = local((each,)), [(block * each + i) * THREADS + thread for i in range(each)]
+    for i, column in enumerate(columns):
+        T.buffer_store(numbers, T.if_then_else(column < width, x[row, column], f32(float("-inf"))), [i])
+    fill(best.offer, _constant(0))
+    for i, column in enumerate(columns):
+        T.buffer_store(best.keys, T.Select(column < width, _key(numbers[i], column), _constant(0)), [i])
+        T.buffer_store(best.offer, T.Select(best.keys[i] > best.offer[0], best.keys[i], best.offer[0]), [0])
     total = best.keep(lambda at, key: T.buffer_store(keys, key, [row, block, at]))
     with T.If(tirx.all(thread >= total, thread < count)), T.Then():
         T.buffer_store(keys, _constant(0), [row, block, thread])
     most, powers = held(_number(best.bounds[1])), local((1,))
     least = held(T.Select(most == f32(float("-inf")), f32(0), most))  # e^(-inf) is 0, of -inf less -inf it is nothing
     T.buffer_store(powers, f32(0), [0])
-    for i in range(columns.each):
+    for i in range(each):
         T.buffer_store(powers, powers[0] + T.exp(numbers[i] - least), [0])
     block_reduce(powers, 0, thread, THREADS, added)
     with T.If(thread == 0), T.Then():
         T.buffer_store(sums, powers[0], [row, block])
 
 
-def _merging(blocks: int) -> tuple[int, int]:
-    """Threads that merge what so many blocks have left, and how many of them share what one has."""
-    sharing = min(MOST_SHARING, MOST_MERGING // blocks)
-    return width_threads(blocks * sharing, MOST_MERGING), sharing
+def _offered(blocks: int, count: int) -> list[int]:
+    """Which of the best keys that a block has left are offered, of so many blocks: fewer the further down."""
+    most = max(1, min(OFFERED, MERGING // blocks))
+    return sorted({round(count ** (i / max(1, most - 1))) - 1 for i in range(most)})
 
 
-def _merge(keys: Any, sums: Any, results: tuple[Any, Any, Any], place: tuple[Any, Any]) -> None:
-    """What blocks have left of a row (`place`: row, thread) to the results. A thread has some keys of one."""
+def _merge(
+    keys: Any, sums: Any, results: tuple[Any, Any, Any], place: tuple[Any, Any], offered: list[int]
+) -> None:  # fmt: skip
+    """What blocks have left of a row (`place`: row, thread) to the results."""
     (row, thread), (ids, values, normalizers) = place, results
-    blocks, count = (int(size) for size in keys.shape[1:])
-    threads, sharing = _merging(blocks)
+    blocks, count, sharing = int(keys.shape[1]), int(keys.shape[2]), len(offered)
     block, first = T.floordiv(thread, sharing), thread % sharing
-    best = _Best(thread, threads, -(-count // sharing), count)
-    part = local((1,))
-    T.buffer_store(part, f32(0), [0])
-    for i in range(best.each):
-        at = first + i * sharing
+    weights = [at - before for at, before in zip(offered, [-1, *offered], strict=False)]
+    # Of a block that keys stand for, some more may be above the bound: those before the next one that it offers.
+    beyond = max(-(-after // (at + 1)) for at, after in zip(offered, [*offered[1:], count], strict=True))
+    threads = width_threads(blocks * sharing, 1024)
+    best = _Best(thread, threads, -(-count // sharing), count, weights, blocks, (beyond + 1) * count)
+
+    def key(at: Any) -> Any:
         there = tirx.all(block < blocks, at < count)
-        T.buffer_store(best.keys, T.if_then_else(there, keys[row, block, at], _constant(0)), [i])
-    with T.If(tirx.all(block < blocks, first == 0)), T.Then():
-        T.buffer_store(part, sums[row, block], [0])
+        return T.if_then_else(there, keys[row, block, at], _constant(0))
+
+    T.buffer_store(best.offer, key(_chosen(first, offered)), [0])
+    for i in range(best.each):
+        T.buffer_store(best.keys, key(first + i * sharing), [i])
+    own, part = tirx.all(block < blocks, first == 0), local((1,))  # it offers the best of a block
+    T.buffer_store(part, T.if_then_else(own, sums[row, block], f32(0)), [0])
 
     def take(at: Any, key: Any) -> None:
         T.buffer_store(ids, _column(key), [row, at])
@@ -253,8 +262,8 @@ def _merge(keys: Any, sums: Any, results: tuple[Any, Any, Any], place: tuple[Any
 
     best.keep(take)
     most = held(_number(best.bounds[1]))
-    with T.If(tirx.all(block < blocks, first == 0)), T.Then():
-        T.buffer_store(part, part[0] * T.exp(_number(best.keys[0]) - most), [0])  # its first key is the block's best
+    with T.If(own), T.Then():
+        T.buffer_store(part, part[0] * T.exp(_number(best.offer[0]) - most), [0])
     block_reduce(part, 0, thread, threads, added)
     with T.If(thread == 0), T.Then():
         T.buffer_store(normalizers, most + T.log(part[0]), [row])

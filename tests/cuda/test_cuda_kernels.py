@@ -15,6 +15,7 @@ from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.narrowed import NARROWED
 from llmc.compiler.ops.rounded import ENDING
+from llmc.targets.cuda import top
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
@@ -325,10 +326,18 @@ def test_rows_that_hold_what_is_no_number() -> None:
     np.testing.assert_array_equal(ids[1:], OPS["top"].meaning(x[1:])[0])
 
 
-@pytest.mark.thorough_if(case=lambda width: width > 30000)
-@pytest.mark.parametrize("width", [6145, 32000, 9000, 270000])
-def test_the_best_of_rows_that_blocks_share(width: int) -> None:
-    """Rows in any order, and in order, and of equal numbers; a few of them, also of what is no number, in one block."""
+@pytest.mark.thorough_if(case=lambda width, columns: width > 30000)
+@pytest.mark.parametrize(
+    ("width", "columns"), [(6145, 16), (32000, 16), (270000, 16), (6145, 1), (9100, 1), (33000, 1)]
+)
+def test_the_best_of_rows_that_blocks_share(width: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in any order, and in order, and of equal numbers; a few of them, also of what is no number, in one block.
+
+    `columns` 1: of more blocks than widths have that models have.
+    """
+    if columns == 1:
+        monkeypatch.setattr(top, "COLUMNS", 1)
+        monkeypatch.setattr(top, "MOST_COLUMNS", 1)
     rng = np.random.default_rng(width)
     x = floats(rng, 8, width) * np.float32(4)
     x[1], x[2], x[3] = np.sort(x[1]), np.sort(x[2])[::-1], x[3].round()
