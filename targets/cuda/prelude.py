@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import FORMATS, BlockFormat, to_bf16
@@ -32,6 +33,12 @@ static __device__ __forceinline__ unsigned llmc_bf16_add(unsigned a, unsigned b)
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80u), "r"(b));
   return sum;
 }
+static __device__ __forceinline__ float llmc_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+static __device__ __forceinline__ unsigned llmc_votes(int holds) { return __ballot_sync(0xFFFFFFFFu, holds); }
 static __device__ __forceinline__ float llmc_half(unsigned bits) {
   float value;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
@@ -203,6 +210,21 @@ def bf16_pair(low: Any, high: Any) -> Any:
 def bf16_add(a: Any, b: Any) -> Any:
     """Pairs of bfloat16, in uint32 -> the bfloat16 nearest to their sums."""
     return T.call_pure_extern("uint32", "llmc_bf16_add", a, b)
+
+
+def exp2(x: Any) -> Any:
+    """2 ** x, off by 2^-22 of itself at most; smaller than float32 holds with all bits: 0."""
+    return T.call_pure_extern("float32", "llmc_exp2", x)
+
+
+def votes(holds: Any) -> Any:
+    """A bit for each lane of the warp, in uint32: whether it holds there. To be held: all lanes vote."""
+    return T.call_pure_extern("uint32", "llmc_votes", T.Select(holds, tirx.const(1, "int32"), tirx.const(0, "int32")))
+
+
+def bits_set(word: Any) -> Any:
+    """How many bits of uint32 are 1, as int32."""
+    return T.call_pure_extern("int32", "__popc", word)
 
 
 def half(bits: Any) -> Any:

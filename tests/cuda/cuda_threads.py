@@ -240,17 +240,21 @@ class _Launch:
 
     def _copy(self, call: Any, mask: Array) -> None:
         """16 bytes from global to shared memory, which are there when the thread has waited for them."""
-        (to, places), (given, sources) = (self._pointed(call.args[i], COPIED, mask) for i in (1, 2))
+        to, places = self._pointed(call.args[1], COPIED, mask)
+        of_word = 4 // self.memory[call.args[2].args[0].source].data.itemsize
+        given, sources = self._pointed(call.args[2], COPIED * of_word, mask)
         count = np.broadcast_to(self.value(call.args[3], mask), (self.count,))[mask]
         assert to.scope == "shared"
         assert given.scope == "global"
         self._touch(given, written=False)
-        for word, (place, source) in enumerate(zip(places, sources, strict=True)):
-            if word == 0 and ((place[1] % COPIED).any() or (source[1] % COPIED).any()):
+        for word, place in enumerate(places):
+            own = sources[word * of_word : (word + 1) * of_word]
+            if word == 0 and ((place[1] % COPIED).any() or (own[0][1] % (COPIED * of_word)).any()):
                 raise Fault(f"{to.name}: copied from or to a place that is no multiple of 16 bytes")
             inside = count > 4 * word
             values = np.zeros(len(inside), np.uint32)
-            values[inside] = np.ascontiguousarray(given.read(*(part[inside] for part in source))).view(np.uint32)
+            read = np.stack([given.read(*(part[inside] for part in source)) for source in own], axis=1)
+            values[inside] = np.ascontiguousarray(read).view(np.uint32)[:, 0]
             to.write(*place, values, written=False)
             self.copies.append(Copies(to, place, self.groups[place[2]].copy()))
 
@@ -352,6 +356,8 @@ class _Launch:
             return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
             return self._looked_up(expr, mask)
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_votes":
+            return self._votes(expr, mask)
         if name == "call_pure_extern":
             name, values = expr.args[0].value, [self.value(arg, mask) for arg in expr.args[1:]]
         else:
@@ -363,6 +369,13 @@ class _Launch:
         if name not in _CALLS:
             raise Fault(f"an expression that this knows nothing of: {name}")
         return np.asarray(_CALLS[name](*values)).astype(_scalar(expr.ty.dtype))
+
+    def _votes(self, expr: Any, mask: Array) -> Array:
+        """A bit for each lane of a warp."""
+        self._whole_warps(mask, "a vote")
+        holds = np.broadcast_to(self.value(expr.args[1], mask), (self.count,)) != 0
+        words = (holds.reshape(-1, WARP).astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(1, dtype=np.uint32)
+        return np.repeat(words, WARP)
 
     def _looked_up(self, expr: Any, mask: Array) -> Array:
         """What codes of a format stand for; of threads that are masked off, anything."""
@@ -436,5 +449,5 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
 _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
     "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma, "llmc_bf16_pair": tensor_cores.bf16_pair,
-    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
+    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_exp2": np.exp2, "__popc": np.bitwise_count, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
 }  # fmt: skip
