@@ -57,6 +57,9 @@ static __device__ __forceinline__ void llmc_copy_async(void* shared, const void*
   unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
 }
+static __device__ __forceinline__ void llmc_load_pair(unsigned* to, const unsigned* given) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(given) : "memory");
+}
 static __device__ __forceinline__ void llmc_commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
@@ -185,6 +188,14 @@ def after_launches() -> None:
 def copy_async(shared: Any, given: Any, bytes: Any) -> None:
     """Begin to copy 16 bytes of global memory, both places in multiples of them; of bytes beyond `bytes`, zeros."""
     T.evaluate(T.call_extern("void", "llmc_copy_async", T.address_of(shared), T.address_of(given), bytes))
+
+
+def load_pair(to: Any, given: Any) -> None:
+    """Two words of global memory into registers, the first a multiple of 8 bytes: on their way before what follows.
+
+    A plain read a compiler may put off until after it has waited for copies.
+    """
+    T.evaluate(T.call_extern("void", "llmc_load_pair", T.address_of(to), T.address_of(given)))
 
 
 def commit_copies() -> None:

@@ -49,7 +49,6 @@ class StagedPart:
         self._copy(early=True)
         after_launches()
         with T.If(tirx.all(self.count <= FEW, self._sees(self.first, CHUNK))), T.Then():
-            self._copy(early=False)
             self._turns(records, place)
 
     def _find(self, part: Any) -> None:
@@ -102,6 +101,8 @@ class StagedPart:
 
             queries.look(self.sequence, row)
             queries.read()
+            with T.If(turn == 0), T.Then():
+                self._copy(early=False)
             self._score()
             self._weigh(turn)
             self._save(records, number, place)

@@ -17,7 +17,7 @@ from llmc.compiler.kv_pages import PAGE
 from llmc.targets.cuda.attention_block import EIGHT, HALVES, TILE, WEIGHT_PARTS, K
 from llmc.targets.cuda.fragments import COLUMNS, Parts, parted
 from llmc.targets.cuda.launch import f32, fill, greater, held, local, u32, warp_reduce
-from llmc.targets.cuda.prelude import exp2, mma
+from llmc.targets.cuda.prelude import exp2, load_pair, mma
 from llmc.targets.cuda.records import LOWEST
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import Sequence, Sight, held_int
@@ -89,7 +89,7 @@ class StagedQueries:
     def _four(self, row: Any, place: Any) -> list[Any]:
         if str(self.q.dtype) == "uint32":
             words = local((2,), "uint32")
-            T.buffer_store(words, self.q[row, T.ramp(T.floordiv(place, 2), 1, 2)], [T.ramp(0, 1, 2)])
+            load_pair(words[0], self.q[row, T.floordiv(place, 2)])
             return [words[0], words[1]]
         numbers = [self.q[row, place + e] for e in range(COLUMNS)]
         return parted([held(number) for number in numbers], 1)[0]

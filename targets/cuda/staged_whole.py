@@ -123,9 +123,10 @@ class StagedWhole:
             sight = Sight(sequence, held_int(own))
             T.buffer_store(found, T.min(found[0], sight.begin) if turn else sight.begin, [0])
             T.buffer_store(found, T.max(found[1], sight.end) if turn else sight.end, [1])
-        warp_reduce(found, 0, lambda a, b: T.min(a, b))
+        if self.places.window:
+            warp_reduce(found, 0, lambda a, b: T.min(a, b))
         warp_reduce(found, 1, greater)
-        self.first, self.last = found[0], found[1]
+        self.first, self.last = found[0] if self.places.window else i32(0), found[1]
 
     def _chunks(self, sequence: Sequence, total: Record) -> None:
         """All chunks that are seen, in order."""
@@ -139,12 +140,13 @@ class StagedWhole:
             self.queries.score(self.staged, [i32(number) for number in range(PAGES)], self.scores)
             self.queries.top(self.scores, begin, PAGES)
             sums = self.queries.weigh(self.scores, PAGES)
+            weights = self._weights()
             wait_copies(0)
             self._clear(sequence, begin)
             barrier()  # V is there, K is done with
             with T.If(chunk + 1 < end), T.Then():
                 self._copy(sequence, KEYS, chunk + 1)
-            self._merge(sums, total)
+            self._merge(sums, weights, total)
         barrier()  # V is done with
 
     def _copy(self, sequence: Sequence, side: int, chunk: Any) -> None:
@@ -176,7 +178,17 @@ class StagedWhole:
             for number in (self.warp * PAIR + p for p in range(PAIR)):
                 self.staged.clear(number, begin + number * PAGE, anybody)
 
-    def _merge(self, sums: list[list[Any]], total: Record) -> None:
+    def _weights(self) -> Any:
+        """All weights as products take them: words of each page and part."""
+        a = local((PAGES * WEIGHT_PARTS * COLUMNS,), "uint32")
+        for p in range(PAGES):
+            both = self.queries.weights(self.scores, p)
+            for i in range(WEIGHT_PARTS):
+                for word in range(COLUMNS):
+                    T.buffer_store(a, both[word % 2][i][word // 2], [(p * WEIGHT_PARTS + i) * COLUMNS + word])
+        return a
+
+    def _merge(self, sums: list[list[Any]], a: Any, total: Record) -> None:
         """Products of the chunk's weights with V, taken into what there is of chunks before."""
         queries, part = self.queries, Record([0, 1])
         for half in range(HALVES):
@@ -187,12 +199,6 @@ class StagedWhole:
             warp_reduce(part.totals, half, added, lanes=4)
             T.buffer_store(part.tops, queries.tops[half], [half])
         factors = total.meet(part)
-        a = local((PAGES * WEIGHT_PARTS * COLUMNS,), "uint32")
-        for p in range(PAGES):
-            both = queries.weights(self.scores, p)
-            for i in range(WEIGHT_PARTS):
-                for word in range(COLUMNS):
-                    T.buffer_store(a, both[word % 2][i][word // 2], [(p * WEIGHT_PARTS + i) * COLUMNS + word])
         b, new = local((2,), "uint32"), local((TURNS * 4,))
         for turn in range(self.eights // TURNS):
             fill(new, f32(0))

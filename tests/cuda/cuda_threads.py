@@ -209,6 +209,8 @@ class _Launch:
             self.products.call(name, call.args[1:])
         elif name == "llmc_copy_async":
             self._copy(call, mask)
+        elif name == "llmc_load_pair":
+            self._load_pair(call, mask)
         elif name == "llmc_after_launches":
             self._begin_after(mask)
         elif name == "llmc_commit_copies":
@@ -257,6 +259,15 @@ class _Launch:
             values[inside] = np.ascontiguousarray(read).view(np.uint32)[:, 0]
             to.write(*place, values, written=False)
             self.copies.append(Copies(to, place, self.groups[place[2]].copy()))
+
+    def _load_pair(self, call: Any, mask: Array) -> None:
+        """Two words from global memory to registers."""
+        (to, places), (given, sources) = (self._pointed(call.args[i], 2, mask) for i in (1, 2))
+        self._touch(given, written=False)
+        if (sources[0][1] % 2).any():
+            raise Fault(f"{given.name}: two words from a place that is no multiple of 8 bytes")
+        for place, source in zip(places, sources, strict=True):
+            to.write(*place, given.read(*source))
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""
