@@ -10,7 +10,7 @@ loops are masks. What is checked on the way, each a `Fault`:
   in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
 - a shuffle from a lane that is masked off
 - a read of what is still being copied, and a copy that nobody waits for
-- a write, or a read of what another launch wrote, before a launch has waited for those in front of it
+- a write, or a read of what another launch of the kernel wrote, before a launch has waited for those in front of it
 - products of four warps whose operands are not ready or change, or that nobody waits for (group_products.py)
 
 A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads,
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
     """Run a kernel on arrays, operands and then outputs, all C-contiguous; outputs are written in place."""
     sizes: dict[Any, int] = {}
-    buffers: dict[Any, tuple[tuple[int, ...], Array, Array | None]] = {}
+    buffers: dict[Any, tuple[tuple[int, ...], Array, Array | None, Array]] = {}
     for param, array in zip(function.params, arrays, strict=True):
         assert array.flags.c_contiguous
         assert array.dtype == np.dtype(str(param.dtype)), (param.dtype, array.dtype)
@@ -51,7 +51,7 @@ def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
                 assert int(size) == got, (param.shape, array.shape)
             else:
                 assert sizes.setdefault(size, got) == got
-        buffers[param] = (array.shape, array.reshape(1, -1), None)
+        buffers[param] = (array.shape, array.reshape(1, -1), None, np.zeros((1, array.size), bool))
     with np.errstate(all="ignore"):
         _host(function.body, buffers, sizes)
 
@@ -69,7 +69,7 @@ def _host(stmt: Any, buffers: dict[Any, Any], sizes: dict[Any, int]) -> None:
     elif kind == "AllocBuffer":
         shape = tuple(_size(size, sizes) for size in stmt.buffer.shape)
         data = np.full((1, math.prod(shape)), np.nan, str(stmt.buffer.dtype))
-        buffers[stmt.buffer] = (shape, data, np.zeros(data.shape, bool))
+        buffers[stmt.buffer] = (shape, data, np.zeros(data.shape, bool), np.zeros(data.shape, bool))
     elif kind == "AttrStmt" and stmt.attr_key == "thread_extent":
         _Launch(stmt, buffers, sizes)
     else:
@@ -104,8 +104,8 @@ class _Launch:
         for tag, place in zip(order, places, strict=True):
             self.values[extents[tag][0]] = place.astype(str(extents[tag][0].ty.dtype))
         self.memory = {
-            buffer: Memory(str(buffer.name), shape, data, "global", written)
-            for buffer, (shape, data, written) in buffers.items()
+            buffer: Memory(str(buffer.name), shape, data, "global", written, changed)
+            for buffer, (shape, data, written, changed) in buffers.items()
         }
         self.copies: list[Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
@@ -224,6 +224,8 @@ class _Launch:
         if not mask.all():
             raise Fault("some threads do not wait for the launches before")
         self.waited = True
+        for memory in self.memory.values():
+            memory.at_work = None
 
     def _touch(self, memory: Memory, written: bool) -> None:
         """What launches before may still be at work on: all that is written, and what they wrote for this one."""
