@@ -49,10 +49,16 @@ class KvWords:
                 self._pairs(self._turned(row, place, d), words)
                 self._put_turned(q, words, row, head, d, page, token)
             with T.Else():
-                self._pairs(self._four(self.rows, row, place), words)
+                # Numbers that are a quarter of a head apart: what neighbours write stands together.
+                first, numbers = T.floordiv(d, COLUMNS), local((COLUMNS,))
+                for e in range(COLUMNS):
+                    column = head * self.size + first + e * (self.size // COLUMNS)
+                    T.buffer_store(numbers, self.rows[row, column], [e])
+                self._pairs(numbers, words)
                 group = head - self.heads - self.groups
                 for e in range(COLUMNS):
-                    at = (T.floordiv(token, 2) * self.size + d + e) * 2 + T.floormod(token, 2)
+                    d = first + e * (self.size // COLUMNS)
+                    at = (T.floordiv(token, 2) * self.size + d) * 2 + T.floormod(token, 2)
                     T.buffer_store(self.kv, _halves(words[e // 2])[e % 2], [page, 1, group, at])
 
     def _put_turned(self, q: Any, words: Any, row: Any, head: Any, d: Any, page: Any, token: Any) -> None:
