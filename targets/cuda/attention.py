@@ -38,7 +38,7 @@ from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, he
 from llmc.targets.cuda.staged_chunk import TURNS, StagedChunk
 from llmc.targets.cuda.staged_part import StagedPart, part_bytes, part_memory
 from llmc.targets.cuda.staged_queries import StagedQueries
-from llmc.targets.cuda.staged_whole import Shape, StagedWhole
+from llmc.targets.cuda.staged_whole import StagedWhole, rows_of_block
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 MERGED_AT_ONCE = 4  # chunks whose records are read before they are merged
@@ -203,7 +203,6 @@ class _Attention:
         self.shared, self.rows = heads // groups, q.shape[0]
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
-        self.target = target
         self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
         self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record, which then stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
@@ -235,14 +234,14 @@ class _Attention:
 
     def _whole_staged(self) -> None:
         """A launch for rows of sequences that have many: blocks of later rows, which have more to do, come first."""
-        shape = Shape.best(self.own, self.size, self.target.shared_bytes)
-        blocks = T.floordiv(self.rows + (shape.rows - 1), shape.rows)
-        grid = {"blockIdx.x": self.shares, "blockIdx.y": blocks, "threadIdx.x": shape.warps * WARP}
+        count = rows_of_block(self.own)
+        blocks = T.floordiv(self.rows + (count - 1), count)
+        grid = {"blockIdx.x": self.shares, "blockIdx.y": blocks, "threadIdx.x": THREADS}
         with launch(grid, waits=False) as (share, turn, thread):
-            memory = dynamic(shape.words, shape.beside)
-            kept = shape.stages * StagedChunk.words(self.size) + T.floordiv(thread, WARP) * shape.query_words
-            queries, chunk = self._staged(share, thread, memory, kept)
-            StagedWhole(shape, queries, chunk, self.places, thread).emit(
+            words, kept = StagedChunk.words(self.size), TILE * self.size // 2  # of a warp's queries
+            memory = dynamic(words + THREADS // WARP * kept, 8 * count)
+            queries, chunk = self._staged(share, thread, memory, words + T.floordiv(thread, WARP) * kept)
+            StagedWhole(queries, chunk, self.places, thread).emit(
                 blocks - 1 - turn, self.out, lambda row, head, d: [row, (share * self.own + head) * self.size + d]
             )
 

@@ -15,6 +15,7 @@ from llmc.targets.cuda.prelude import bits_set, sync_warp, votes
 from llmc.targets.cuda.sight import Places, held_int
 from llmc.targets.cuda.target import WARP
 
+AT_ONCE = 8  # rows that a lane reads before it counts them, of steps of many
 FEW = 8  # rows of a sequence whose text is split; records of more would take much memory
 
 
@@ -42,21 +43,29 @@ class Finding:
 
     def few_rows(self, seq: Any) -> Any:
         """How many rows of this step are of a sequence, or some number above FEW; the first FEW of them in `row`."""
-        count, mine = local((1,), "int32"), local((1,), "int32")
+        count = local((1,), "int32")
         T.buffer_store(count, i32(0), [0])
-        with T.serial(0, _turns(self.rows), unroll=False) as turn, T.If(count[0] <= FEW), T.Then():
-            row = held_int(turn * WARP + self.lane)
-            T.buffer_store(mine, i32(0), [0])
-            with T.If(row < self.rows), T.Then():
-                T.buffer_store(mine, T.Select(self.places.seqs[row] == seq, i32(1), i32(0)), [0])
-            all_votes = held(votes(mine[0] != 0), "uint32")
-            before = (u32(1) << T.cast(self.lane, "uint32")) - u32(1)
-            place = held_int(count[0] + bits_set(all_votes & before))
-            with T.If(tirx.all(mine[0] != 0, place < FEW)), T.Then():
-                T.buffer_store(self.own, row, [self.warp, place])
-            T.buffer_store(count, count[0] + bits_set(all_votes), [0])
+        self._count(seq, count, i32(0), 1)
+        step = AT_ONCE * WARP
+        with T.serial(0, T.floordiv(self.rows + (step - 1 - WARP), step), unroll=False) as turn:
+            with T.If(count[0] <= FEW), T.Then():
+                self._count(seq, count, turn * step + WARP, AT_ONCE)
         sync_warp()
         return count[0]
+
+    def _count(self, seq: Any, count: Any, first: Any, turns: int) -> None:
+        """Look at so many rows a lane, from `first` on, all read before the first is counted."""
+        mine = local((turns,), "int32")
+        rows = [held_int(first + turn * WARP + self.lane) for turn in range(turns)]
+        for turn, row in enumerate(rows):
+            T.buffer_store(mine, T.if_then_else(row < self.rows, self.places.seqs[row], -1), [turn])
+        for turn, row in enumerate(rows):
+            all_votes = held(votes(mine[turn] == seq), "uint32")
+            before = (u32(1) << T.cast(self.lane, "uint32")) - u32(1)
+            place = held_int(count[0] + bits_set(all_votes & before))
+            with T.If(tirx.all(mine[turn] == seq, place < FEW)), T.Then():
+                T.buffer_store(self.own, row, [self.warp, place])
+            T.buffer_store(count, count[0] + bits_set(all_votes), [0])
 
     def row(self, number: Any) -> Any:
         """One of the rows that were found."""

@@ -27,16 +27,14 @@ TURNS = 4  # of eight elements of V, whose places are moved in ways of their own
 
 
 class StagedChunk:
-    """A chunk of the slots of one kv head; `memory` has `words` of it from `base` on, for all warps of the block."""
+    """A chunk of the slots of one kv head; `memory` has `words` of it, for all warps of the block."""
 
     def __init__(self, kv: Any, group: Any, size: int, memory: Any, lane: Any) -> None:
         self.kv, self.group, self.size, self.memory, self.lane = kv, group, size, memory, lane
-        self.base: Any = 0
         self.page_words = PAGE * size // 2  # of K, and of V
         self.column, self.quarter = T.floordiv(lane, 4), T.floormod(lane, 4)
-        # Words of a page where the lane's elements begin: of K the first of the first product, of V the first.
-        self._key = held_int(self.quarter * (8 * PIECE + 2 * PIECE) + self.column)
-        self._value = held_int(self.quarter * (size + 2 * PIECE) + self.column)
+        # Where in a page the lane's elements of K begin: the first two and the next, of both products.
+        self._keys = [[self._key_place(i, product) for i in range(2)] for product in range(2)]
 
     @staticmethod
     def words(size: int) -> int:
@@ -52,24 +50,29 @@ class StagedChunk:
         with T.unroll(0, self.page_words // PIECE // WARP) as turn:
             piece = turn * WARP + self.lane
             moved = piece ^ ((T.floordiv(piece, row) & 3) * 2)
-            to = self.memory[self.base + self._first(side, number) + moved * PIECE]
+            to = self.memory[self._first(side, number) + moved * PIECE]
             copy_async(to, self.kv[page, side, self.group, piece * (2 * PIECE)], T.Select(there, u32(16), u32(0)))
 
-    def keys(self, number: Any, step: Any, b: Any) -> None:
+    def _key_place(self, i: int, product: int) -> Any:
+        piece = (4 * i + 2 * product) ^ (self.quarter * 2)
+        return held_int((self.quarter * 8 + piece) * PIECE + self.column)
+
+    def keys(self, number: Any, step: int, b: Any) -> None:
         """Words of two products, of eight slots of a page each, into b (4,)."""
         for product in range(2):
             for i in range(2):
-                # Pieces that are 2 or 4 further on are so by a bit of their place, moved or not.
-                place = (self.base + self._key) ^ ((4 * i + 2 * product) * PIECE)
-                word = self.memory[self._first(KEYS, number) + step * (32 * PIECE) + place]
-                T.buffer_store(b, word, [product * 2 + i])
+                at = self._first(KEYS, number) + step * (32 * PIECE) + self._keys[product][i]
+                T.buffer_store(b, self.memory[at], [product * 2 + i])
 
-    def values(self, number: Any, eight: Any, turn: int, b: Any) -> None:
-        """Words of a product, of all slots of a page, into b (2,): of elements `turn` * TURNS + `eight`, eight each."""
+    def value_place(self, eight: Any) -> Any:
+        """Where in a page V of the lane's first slots stands, of the `eight`-th eight elements, below TURNS."""
+        return held_int(self.quarter * self.size + (eight ^ self.quarter) * EIGHT + self.column)
+
+    def values(self, number: Any, place: Any, turn: int, b: Any) -> None:
+        """Words of a product, of all slots of a page, into b (2,): `turn` * TURNS eights beyond those of `place`."""
         for i in range(2):
-            place = (self.base + self._value) ^ (eight * EIGHT)
-            word = self.memory[self._first(VALUES, number) + (turn * TURNS * EIGHT + i * PAGE // 4 * self.size) + place]
-            T.buffer_store(b, word, [i])
+            at = self._first(VALUES, number) + place + (turn * TURNS * EIGHT + i * PAGE // 4 * self.size)
+            T.buffer_store(b, self.memory[at], [i])
 
     def clear(self, number: Any, first: Any, seen: Callable[[Any], Any]) -> None:
         """A warp puts zeros for V of slots that are not seen, of a page that begins with slot `first`."""
@@ -80,7 +83,7 @@ class StagedChunk:
             low, high = (
                 T.Select(seen(slot + i), u32(mask), u32(0)) for i, mask in enumerate((0xFFFF, 0xFFFF0000))
             )
-            at = T.ramp(self.base + self._first(VALUES, number) + piece * PIECE, 1, PIECE)
+            at = T.ramp(self._first(VALUES, number) + piece * PIECE, 1, PIECE)
             T.buffer_store(words, self.memory[at], [T.ramp(0, 1, PIECE)])
             for i in range(PIECE):
                 T.buffer_store(words, words[i] & (low | high), [i])

@@ -181,6 +181,7 @@ class StagedPart:
         """Products of all weights with the warp's elements of V."""
         a, b = local((WEIGHT_PARTS * COLUMNS,), "uint32"), local((2,), "uint32")
         fill(sums, f32(0))
+        own = self.staged.value_place(self.warp)
         with T.serial(0, PAGES // PAIR, unroll=False) as pair:
             first = held_int(self.first + pair * (PAIR * PAGE))
             seen = tirx.any(*(self._sees(first + p * PAGE, PAGE) for p in range(PAIR)))
@@ -191,7 +192,7 @@ class StagedPart:
                         to = T.ramp(part * COLUMNS, 1, COLUMNS)
                         T.buffer_store(a, self.weights[T.ramp(at, 1, COLUMNS)], [to])
                     for turn in range(self.turns):
-                        self.staged.values(number, self.warp, turn, b)
+                        self.staged.values(number, own, turn, b)
                         for i, _ in products(WEIGHT_PARTS, 1):
                             mma(sums[turn * 4], a[i * COLUMNS], b[0])
 

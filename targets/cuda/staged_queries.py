@@ -83,7 +83,7 @@ class StagedQueries:
                 words = self.words[T.ramp(step * COLUMNS, 1, COLUMNS)]
                 T.buffer_store(memory, words, [T.ramp(self._kept(step), 1, COLUMNS)])
 
-    def _kept(self, step: Any) -> Any:
+    def _kept(self, step: int) -> Any:
         return self.kept[1] + (step * WARP + self.lane) * COLUMNS
 
     def _four(self, row: Any, place: Any) -> list[Any]:
@@ -96,23 +96,18 @@ class StagedQueries:
 
     def score(self, chunk: StagedChunk, numbers: list[Any], scores: Any) -> None:
         """Products with K of these pages."""
+        a, b = local((COLUMNS,), "uint32"), local((4,), "uint32")
         fill(scores, f32(0))
-        if self.kept is None:
-            for step in range(self.steps):
-                self._multiply(chunk, numbers, scores, step, self.words[step * COLUMNS])
-            return
-        a = local((COLUMNS,), "uint32")
         for step in range(self.steps):
-            words = self.kept[0][T.ramp(self._kept(step), 1, COLUMNS)]
-            T.buffer_store(a, words, [T.ramp(0, 1, COLUMNS)])
-            self._multiply(chunk, numbers, scores, step, a[0])
-
-    def _multiply(self, chunk: StagedChunk, numbers: list[Any], scores: Any, step: Any, a: Any) -> None:
-        b = local((4,), "uint32")
-        for p, number in enumerate(numbers):
-            chunk.keys(number, step, b)
-            for slot in range(2):
-                mma(scores[(2 * p + slot) * 4], a, b[2 * slot])
+            if self.kept is None:
+                a, first = self.words, step * COLUMNS
+            else:
+                words, first = self.kept[0][T.ramp(self._kept(step), 1, COLUMNS)], 0
+                T.buffer_store(a, words, [T.ramp(0, 1, COLUMNS)])
+            for p, number in enumerate(numbers):
+                chunk.keys(number, step, b)
+                for slot in range(2):
+                    mma(scores[(2 * p + slot) * 4], a[first], b[2 * slot])
 
     def _places(self, half: int, pages: Any) -> list[tuple[int, int, int]]:
         """(page, place there, where in `scores`) of the scores that the lane has of one of its queries."""

@@ -1,21 +1,20 @@
 """Rows of sequences that have many in a step, over all of their text, K and V through shared memory: prefill.
 
-Each warp of a block has 16 queries of its own (https://arxiv.org/abs/2307.08691). All read the same chunk, of which each
-has copied a part. Where there is memory for two chunks, the next one is on its way meanwhile. Weights stay in the
-registers of the lanes that made them.
+Each warp of a block has 16 queries of its own. All read the same chunk, of which each has copied two pages: V is on its
+way while queries are scored, K of the next chunk while V is added up (https://arxiv.org/abs/2307.08691). Weights stay in
+the registers of the lanes that made them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, TILE, WEIGHT_PARTS
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS, WEIGHT_PARTS
 from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.finding import FEW
 from llmc.targets.cuda.launch import (
@@ -35,57 +34,20 @@ from llmc.targets.cuda.prelude import after_launches, bits_set, commit_copies, m
 from llmc.targets.cuda.records import Record
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, chunks_between, held_int
 from llmc.targets.cuda.staged_chunk import KEYS, PAGES, TURNS, VALUES, StagedChunk
-from llmc.targets.cuda.staged_queries import StagedQueries
+from llmc.targets.cuda.staged_queries import PAIR, StagedQueries
 from llmc.targets.cuda.target import WARP
-
-@dataclass(frozen=True)
-class Shape:
-    """Of blocks: `own` heads of each row, of so many elements; warps, and chunks that there is memory for."""
-
-    own: int
-    size: int
-    warps: int
-    stages: int
-
-    @property
-    def rows(self) -> int:
-        """Of a block."""
-        return self.warps * (TILE // self.own)
-
-    @property
-    def words(self) -> int:
-        """Of shared memory that a block asks for."""
-        return self.stages * StagedChunk.words(self.size) + self.warps * self.query_words
-
-    @property
-    def query_words(self) -> int:
-        """Those of a warp's queries, behind chunks."""
-        return TILE * self.size // 2
-
-    @property
-    def beside(self) -> int:
-        """Bytes of other shared memory."""
-        return 8 * self.rows
-
-    @staticmethod
-    def best(own: int, size: int, shared_bytes: int) -> Shape:
-        """That of most warps for which there is room."""
-        most, least = Shape(own, size, 8, 2), Shape(own, size, 4, 1)
-        return most if 4 * most.words + most.beside <= shared_bytes else least
-
 
 class StagedWhole:
     """Some rows of a step; the block's threads, of which all do the same."""
 
-    def __init__(self, shape: Shape, queries: StagedQueries, chunk: StagedChunk, places: Places, thread: Any) -> None:
-        self.queries, self.staged, self.places, self.thread, self.shape = queries, chunk, places, thread, shape
+    def __init__(self, queries: StagedQueries, chunk: StagedChunk, places: Places, thread: Any) -> None:
+        self.queries, self.staged, self.places, self.thread = queries, chunk, places, thread
         self.warp, self.lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        self.count, self.threads = shape.rows, shape.warps * WARP
-        self.pages = PAGES // shape.warps  # of a chunk, that a warp copies
-        self.base = local((1,), "int32")
+        self.count = rows_of_block(queries.own)
         self.eights = queries.size // EIGHT
         self.seqs, self.many = shared((self.count,), "int32"), shared((self.count,), "int32")
         self.scores = local((PAGES * 2 * 4,))
+        self.values = [chunk.value_place(eight) for eight in range(TURNS)]
 
     def emit(self, block: Any, out: Any, place: Callable[[Any, Any, Any], list[Any]]) -> None:
         """Rows of the block's, one sequence after another; `place`: row, head of the block's, element -> in `out`."""
@@ -95,7 +57,7 @@ class StagedWhole:
         queries, total = self.queries, Record([at % 4 // 2 for at in range(self.eights * 4)])
         with T.serial(0, self.count, unroll=False) as first, T.If(self.many[first] > FEW), T.Then():
             seq = held_int(self.seqs[first])
-            sequence = Sequence(self.places, seq, Counting(self.thread, self.threads))
+            sequence = Sequence(self.places, seq, Counting(self.thread, THREADS))
 
             def row(i: Any) -> Any:
                 return T.Select(self.seqs[i] == seq, self.begin + i, i32(-1))
@@ -116,7 +78,7 @@ class StagedWhole:
             there = self.begin + i < rows
             T.buffer_store(self.seqs, T.if_then_else(there, places.seqs[T.min(self.begin + i, rows - 1)], -1), [i])
 
-        strided(self.count, self.thread, self.threads, one)
+        strided(self.count, self.thread, THREADS, one)
         barrier()
         found = local((2,), "int32")
 
@@ -129,7 +91,7 @@ class StagedWhole:
             lead = tirx.all(found[1] == 0, self.seqs[i] >= 0)
             T.buffer_store(self.many, T.Select(lead, found[0], i32(0)), [i])
 
-        strided(self.count, self.thread, self.threads, count)
+        strided(self.count, self.thread, THREADS, count)
         barrier()
         with T.If(rows > self.count), T.Then():
             self._count_others(rows)
@@ -138,8 +100,8 @@ class StagedWhole:
     def _count_others(self, rows: Any) -> None:
         """Sequences that seem to have few rows may have more elsewhere: warps take turns at counting them."""
         count = local((1,), "int32")
-        with T.serial(0, -(-self.count // self.shape.warps), unroll=False) as turn:
-            lead = held_int(turn * self.shape.warps + self.warp)
+        with T.serial(0, -(-self.count // WARPS), unroll=False) as turn:
+            lead = held_int(turn * WARPS + self.warp)
             own = held_int(T.if_then_else(lead < self.count, self.many[T.min(lead, self.count - 1)], 0))
             with T.If(tirx.all(own > 0, own <= FEW)), T.Then():
                 seq = held_int(self.seqs[lead])
@@ -170,45 +132,32 @@ class StagedWhole:
     def _chunks(self, sequence: Sequence, total: Record) -> None:
         """All chunks that are seen, in order."""
         start, end = (held_int(chunk) for chunk in chunks_between(self.first, self.last))
-        self._copy(sequence, start)
+        self._copy(sequence, KEYS, start)
         with T.serial(start, end, unroll=False) as chunk:
             begin = held_int(chunk * CHUNK)
             wait_copies(0)
-            self._enter(chunk)
-            self._clear(sequence, begin)
-            barrier()  # the chunk is there, the one before is done with
-            if self.shape.stages > 1:
-                with T.If(chunk + 1 < end), T.Then():
-                    self._copy(sequence, chunk + 1)
-                self._enter(chunk)
+            barrier()  # K is there, V of the chunk before is done with
+            self._copy(sequence, VALUES, chunk)
             self.queries.score(self.staged, [i32(number) for number in range(PAGES)], self.scores)
             self.queries.top(self.scores, begin, PAGES)
             sums = self.queries.weigh(self.scores, PAGES)
             weights = self._weights()
-            sync_warp()  # no V is read before that: registers are dear
+            wait_copies(0)
+            self._clear(sequence, begin)
+            barrier()  # V is there, K is done with
+            with T.If(chunk + 1 < end), T.Then():
+                self._copy(sequence, KEYS, chunk + 1)
             self._merge(sums, weights, total)
-            if self.shape.stages == 1:
-                barrier()
-                with T.If(chunk + 1 < end), T.Then():
-                    self._copy(sequence, chunk + 1)
-        barrier()  # the last one is done with
+        barrier()  # V is done with
 
-    def _enter(self, chunk: Any) -> None:
-        """What is done to the staged chunk from here on is done to this one."""
-        if self.shape.stages > 1:
-            T.buffer_store(self.base, (chunk & 1) * StagedChunk.words(self.queries.size), [0])
-            self.staged.base = self.base[0]
-
-    def _copy(self, sequence: Sequence, chunk: Any) -> None:
-        """Let the warp's pages of a chunk come."""
-        self._enter(chunk)
-        for p in range(self.pages):
-            number = self.warp * self.pages + p
+    def _copy(self, sequence: Sequence, side: int, chunk: Any) -> None:
+        """Let the warp's pages of K or V come."""
+        for p in range(PAIR):
+            number = self.warp * PAIR + p
             first = held_int(chunk * CHUNK + number * PAGE)
             seen = held_int(T.Select(self._sees(sequence, first), 1, 0))
             page = held_int(sequence.page(T.Select(seen != 0, first, self.last)))
-            for side in (KEYS, VALUES):
-                self.staged.copy(side, number, page, seen != 0)
+            self.staged.copy(side, number, page, seen != 0)
         commit_copies()
 
     def _sees(self, sequence: Sequence, first: Any) -> Any:
@@ -227,7 +176,7 @@ class StagedWhole:
 
         with T.If(tirx.Not(tirx.all(*seen))), T.Then():
             sync_warp()
-            for number in (self.warp * self.pages + p for p in range(self.pages)):
+            for number in (self.warp * PAIR + p for p in range(PAIR)):
                 self.staged.clear(number, begin + number * PAGE, anybody)
 
     def _weights(self) -> Any:
@@ -256,7 +205,7 @@ class StagedWhole:
             fill(new, f32(0))
             for p in range(PAGES):
                 for eight in range(TURNS):
-                    self.staged.values(i32(p), eight, turn, b)
+                    self.staged.values(i32(p), self.values[eight], turn, b)
                     for i, _ in products(WEIGHT_PARTS, 1):
                         mma(new[eight * 4], a[(p * WEIGHT_PARTS + i) * COLUMNS], b[0])
             for at in range(TURNS * 4):
@@ -273,3 +222,8 @@ class StagedWhole:
                         T.buffer_store(both, total.average(eight * 4 + half * 2 + e), [e])
                     *where, d = place(queries.rows[half], head, eight * EIGHT + queries.quarter * 2)
                     T.buffer_store(out, both[T.ramp(0, 1, 2)], [*where, T.ramp(d, 1, 2)])
+
+
+def rows_of_block(own: int) -> int:
+    """Rows of which a block takes `own` heads each."""
+    return WARPS * (TILE // own)
