@@ -11,31 +11,28 @@ of their text, and merges as it goes. Chunks, records and merges are the same, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.attending import Attending
-from llmc.targets.cuda.attention_block import EIGHT, MOST_TILES, THREADS, TILE, Block
-from llmc.targets.cuda.kv_kind import Pages, Token
-from llmc.targets.cuda.kv_pages import KINDS
+from llmc.targets.cuda.attention_block import MOST_TILES, THREADS, TILE, Block
 from llmc.targets.cuda.finding import FEW, Finding
 from llmc.targets.cuda.fragments import COLUMNS
-from llmc.targets.cuda.kv_words import KvWords, turns_by_fours
+from llmc.targets.cuda.kv_kind import Pages
+from llmc.targets.cuda.kv_pages import KINDS
+from llmc.targets.cuda.kv_writing import is_staged, write_rows, write_turned
 from llmc.targets.cuda.launch import barrier, dynamic, f32, i32, launch, local, shared, strided
 from llmc.targets.cuda.prelude import after_launches
 from llmc.targets.cuda.records import LOWEST, Record
-from llmc.targets.cuda.rope import Turn
 from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
-from llmc.targets.cuda.staged_chunk import TURNS, StagedChunk
+from llmc.targets.cuda.staged_chunk import StagedChunk
 from llmc.targets.cuda.staged_part import StagedPart, part_bytes, part_memory
 from llmc.targets.cuda.staged_queries import StagedQueries
 from llmc.targets.cuda.staged_whole import StagedWhole, rows_of_block
@@ -43,7 +40,6 @@ from llmc.targets.cuda.target import WARP, CudaTarget
 
 MERGED_AT_ONCE = 4  # chunks whose records are read before they are merged
 STATISTICS = 4  # of a record, beside sums: the total, the greatest score, and room
-MOST_STAGED = 128  # elements of a head: of more, a warp's sums do not fit in registers
 
 
 def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -86,7 +82,7 @@ def _attention(
         if table is None:
             write_rows(pages, qkv, kv, places, sizes)
         else:
-            qkv = _write_turned(pages, qkv, table, kv, places, sizes, str(attrs["layout"]))
+            qkv = write_turned(pages, qkv, table, kv, places, sizes, str(attrs["layout"]))
         _Attention(target, pages, qkv, kv, out, places, scoring, sizes).emit()
     return builder.get()
 
@@ -118,70 +114,9 @@ def _sizes(attrs: dict[str, Any]) -> tuple[int, int, int]:
     return int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
 
 
-def write_rows(pages: Pages, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int]) -> None:
-    """A launch that writes K and V of all rows (M, (H + 2G) D)."""
-    if pages.operands and turns_by_fours(sizes[2], 0):
-        KvWords(rows, kv, places, sizes, None, "").emit()
-        return
-    grid = {"blockIdx.x": rows.shape[0], "blockIdx.y": sizes[1], "threadIdx.x": THREADS}
-    with launch(grid) as (row, group, thread):
-        _write(pages, lambda column: rows[row, column], kv, places, row, sizes, group, thread)
-
-
-def _write_turned(
-    pages: Pages, qkv: Any, table: Any, kv: Any, places: Places, sizes: tuple[int, int, int], layout: str
-) -> Any:
-    """A launch that writes K, turned by table (M, R), and V of all rows; and queries (M, H D), turned, for the next.
-
-    Where pages hold pairs of bfloat16 queries are pairs too, if the launch for these can write them.
-    """
-    heads, groups, size = sizes
-    if pages.operands and is_staged(pages, size) and turns_by_fours(size, int(table.shape[1])):
-        q = T.alloc_buffer((qkv.shape[0], heads * size // 2), "uint32")
-        KvWords(qkv, kv, places, sizes, table, layout).emit(q)
-        return q
-    turn, own = Turn(size, heads + groups, 0, layout), heads // groups * size
-    q = T.alloc_buffer((qkv.shape[0], heads * size), "float32")
-    grid = {"blockIdx.x": qkv.shape[0], "blockIdx.y": groups, "threadIdx.x": THREADS}
-    with launch(grid) as (row, group, thread):
-
-        def number(column: Any) -> Any:
-            return turn.of(qkv, table, row, column)
-
-        def one(i: Any) -> None:
-            T.buffer_store(q, number(group * own + i), [row, group * own + i])
-
-        strided(own, thread, THREADS, one)
-        _write(pages, number, kv, places, row, sizes, group, thread)
-    return q
-
-
-def _write(
-    pages: Pages, number: Callable[[Any], Any], kv: Any, places: Places, row: Any, sizes: tuple[int, int, int],
-    group: Any, thread: Any,
-) -> None:  # fmt: skip
-    """K and V of one kv head of a row into its page, by all threads of the block; sizes are H, G and D.
-
-    number: of a column of the row's (H + 2G) D.
-    """
-    heads, groups, size = sizes
-    slot = places.slots[row]
-    page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
-
-    def side(which: int) -> Callable[[Any], Any]:
-        return lambda d: number((heads + which * groups + group) * size + d)
-
-    pages.write(Token(kv, page, group, T.floormod(slot, PAGE), size), side(0), side(1), thread, THREADS)
-
-
 def shared_heads(heads: int) -> int:
     """How many of the query heads of a kv head a block takes: the most that divide them."""
     return next(own for own in range(min(heads, TILE), 0, -1) if heads % own == 0)
-
-
-def is_staged(pages: Pages, size: int) -> bool:
-    """Whether K and V of heads of so many elements go through shared memory, as they lie in pages."""
-    return pages.operands and size % (TURNS * EIGHT) == 0 and size <= MOST_STAGED
 
 
 class _Attention:
@@ -204,7 +139,7 @@ class _Attention:
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
         self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
-        self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record, which then stand in multiples of 16 bytes
+        self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record: these stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
 
     def emit(self) -> None:
@@ -362,12 +297,13 @@ class _Attention:
         number, by_row = held_int(number), self.rows <= most
         seq = held_int(T.if_then_else(by_row, places.seqs[T.Select(by_row, number, 0)], T.floordiv(number, FEW)))
         count = held_int(finding.few_rows(seq))
-        place = held_int(T.floormod(number, FEW))
+        before_it = local((1,), "int32")  # of the row, among those of its sequence
+        T.buffer_store(before_it, T.Select(by_row, 0, T.floormod(number, FEW)), [0])
         with T.If(by_row), T.Then():
-            T.buffer_store(place.source, 0, [0])
             for own in range(FEW):
                 before = tirx.all(own < count, finding.row(own) < number)
-                T.buffer_store(place.source, place + T.Select(before, 1, 0), [0])
+                T.buffer_store(before_it, before_it[0] + T.Select(before, 1, 0), [0])
+        place = before_it[0]
         sequence = Sequence(places, seq, Counting(thread, THREADS))
         there = tirx.all(count <= FEW, place < count)
         row = held_int(T.if_then_else(there, finding.row(T.min(place, FEW - 1)), -1))
@@ -381,7 +317,7 @@ class _Attention:
             )  # fmt: skip
 
     def _merge_one(self, records: Any, row: Any, head: Any, d: Any, where: list[Any], sequence: Sequence) -> None:
-        """Element d of a row's head, from chunks `start` to `end`: some are read at once, those there are not as none."""
+        """Element d of a row's head, from chunks `start` to `end`: some are read at once, those beyond as none."""
         (first, place, start, end), total, part = where, Record([0]), Record([0])
         total.clear(None if self.scoring.sinks is None else [self.scoring.sink(head)])
         parts = [local((MERGED_AT_ONCE,)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What a warp finds in the tables of a step by votes of its lanes: each warp for itself, so that none waits for another.
+"""What a warp finds in the tables of a step by votes of its lanes: each for itself, so that none waits for another.
 
 Tables of a step are there before its first launch is: what is found here may be found before `after_launches`.
 """
@@ -47,9 +47,9 @@ class Finding:
         T.buffer_store(count, i32(0), [0])
         self._count(seq, count, i32(0), 1)
         step = AT_ONCE * WARP
-        with T.serial(0, T.floordiv(self.rows + (step - 1 - WARP), step), unroll=False) as turn:
-            with T.If(count[0] <= FEW), T.Then():
-                self._count(seq, count, turn * step + WARP, AT_ONCE)
+        turns = T.floordiv(self.rows + (step - 1 - WARP), step)
+        with T.serial(0, turns, unroll=False) as turn, T.If(count[0] <= FEW), T.Then():
+            self._count(seq, count, turn * step + WARP, AT_ONCE)
         sync_warp()
         return count[0]
 

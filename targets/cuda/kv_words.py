@@ -23,7 +23,9 @@ def turns_by_fours(size: int, turned: int) -> bool:
 class KvWords:
     """A launch over rows (M, (H + 2G) D), of which H + G heads are turned by a table (M, R) if there is one."""
 
-    def __init__(self, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int], table: Any, layout: str) -> None:
+    def __init__(
+        self, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int], table: Any, layout: str
+    ) -> None:
         self.rows, self.kv, self.places, self.table, self.layout = rows, kv, places, table, layout
         self.heads, self.groups, self.size = sizes
 

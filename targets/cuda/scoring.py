@@ -13,7 +13,6 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.launch import f32, fma, held
 
-
 _LOG2E = math.log2(math.e)
 
 

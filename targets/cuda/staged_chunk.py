@@ -1,8 +1,8 @@
 """K and V of a chunk in shared memory: pages whose numbers are operands of tensor cores as they lie, copied as bytes.
 
-With lane = 4 g + q, a lane reads of K elements 4 q.. of 16 for slots g and g + 8 of a page, column g of two products, and
-of V slots 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 for element g of eight. Lanes of different q read rows of a page that are a
-multiple of 128 bytes away from each other. So pieces of 16 bytes change places among eight: piece u of a row that
+With lane = 4 g + q, a lane reads of K elements 4 q.. of 16 for slots g and g + 8 of a page, column g of two products,
+and of V slots 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 for element g of eight. Lanes of different q read rows of a page that
+are a multiple of 128 bytes away from each other. So pieces of 16 bytes change places among eight: piece u of a row that
 quarter q reads stands at u ^ 2 q, and lanes meet in no bank.
 """
 
@@ -80,9 +80,7 @@ class StagedChunk:
         with T.serial(0, self.page_words // PIECE // WARP, unroll=False) as turn:
             piece = turn * WARP + self.lane
             slot = first + T.floordiv(piece, self.size // PIECE) * 2
-            low, high = (
-                T.Select(seen(slot + i), u32(mask), u32(0)) for i, mask in enumerate((0xFFFF, 0xFFFF0000))
-            )
+            low, high = (T.Select(seen(slot + i), u32(mask), u32(0)) for i, mask in enumerate((0xFFFF, 0xFFFF0000)))
             at = T.ramp(self._first(VALUES, number) + piece * PIECE, 1, PIECE)
             T.buffer_store(words, self.memory[at], [T.ramp(0, 1, PIECE)])
             for i in range(PIECE):

@@ -1,8 +1,8 @@
 """A chunk of a sequence of few rows in a block of its own, K and V in shared memory: what decoding consists of.
 
-All that a block finds in tables, and pages that this step does not write to, it reads before the launches in front of it
-have ended (targets/cuda/finding.py). Warps share the pages of the chunk to score them, and the elements of V to add them
-up, as in targets/cuda/attending.py.
+All that a block finds in tables, and pages that this step does not write to, it reads before the launches in front of
+it have ended (targets/cuda/finding.py). Warps share the pages of the chunk to score them, and the elements of V to add
+them up, as in targets/cuda/attending.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
 from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS, WEIGHT_PARTS
-from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.finding import FEW, Finding
+from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.launch import added, barrier, dynamic, f32, fill, greater, local, shared, warp_reduce
 from llmc.targets.cuda.prelude import after_launches, commit_copies, mma, sync_warp, wait_copies
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
@@ -58,7 +58,9 @@ class StagedPart:
         self.count = held_int(finding.few_rows(seq))
         self.first = held_int((part - places.first_part(seq)) * CHUNK)
         self.sequence = Sequence(places, seq, Counting(self.thread, THREADS))
-        row = T.if_then_else(tirx.all(self.lane < FEW, self.lane < self.count), finding.row(T.min(self.lane, FEW - 1)), -1)
+        row = T.if_then_else(
+            tirx.all(self.lane < FEW, self.lane < self.count), finding.row(T.min(self.lane, FEW - 1)), -1
+        )
         sight, found = Sight(self.sequence, held_int(row)), local((2,), "int32")
         T.buffer_store(found, sight.begin, [0])
         T.buffer_store(found, sight.end, [1])

@@ -1,8 +1,8 @@
 """Queries of a warp over a chunk that is in shared memory: 16 of them, a product's rows, in registers.
 
-A lane holds sums of two queries, of the slots whose V it reads (staged_chunk.py). What a query's weights are, and in which order
-they are added up, is the same whether a warp has two pages of the chunk or all: of each pair of pages a lane adds up
-its own, pairs are added in their order, and then lanes.
+A lane holds sums of two queries, of the slots whose V it reads (staged_chunk.py). What a query's weights are, and in
+which order they are added up, is the same whether a warp has two pages of the chunk or all: of each pair of pages a
+lane adds up its own, pairs are added in their order, and then lanes.
 """
 
 from __future__ import annotations
@@ -165,6 +165,4 @@ class StagedQueries:
 
     def weights(self, scores: Any, p: int) -> list[Parts]:
         """Of a page, parts of both queries' four numbers."""
-        return [
-            parted([scores[at] for _, _, at in self._places(half, [p])], WEIGHT_PARTS) for half in range(HALVES)
-        ]
+        return [parted([scores[at] for _, _, at in self._places(half, [p])], WEIGHT_PARTS) for half in range(HALVES)]

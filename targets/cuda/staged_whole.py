@@ -1,8 +1,8 @@
 """Rows of sequences that have many in a step, over all of their text, K and V through shared memory: prefill.
 
-Each warp of a block has 16 queries of its own. All read the same chunk, of which each has copied two pages: V is on its
-way while queries are scored, K of the next chunk while V is added up (https://arxiv.org/abs/2307.08691). Weights stay in
-the registers of the lanes that made them.
+Each warp of a block has 16 queries of its own. All read the same chunk, of which each has copied two pages: V is on
+its way while queries are scored, K of the next chunk while V is added up (https://arxiv.org/abs/2307.08691). Weights
+stay in the registers of the lanes that made them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
 from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS, WEIGHT_PARTS
-from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.finding import FEW
+from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.launch import (
     added,
     barrier,
@@ -36,6 +36,7 @@ from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, ch
 from llmc.targets.cuda.staged_chunk import KEYS, PAGES, TURNS, VALUES, StagedChunk
 from llmc.targets.cuda.staged_queries import PAIR, StagedQueries
 from llmc.targets.cuda.target import WARP
+
 
 class StagedWhole:
     """Some rows of a step; the block's threads, of which all do the same."""

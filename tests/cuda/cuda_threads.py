@@ -462,5 +462,6 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
 _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
     "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma, "llmc_bf16_pair": tensor_cores.bf16_pair,
-    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_exp2": np.exp2, "__popc": np.bitwise_count, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
+    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
+    "llmc_exp2": np.exp2, "__popc": np.bitwise_count,
 }  # fmt: skip
