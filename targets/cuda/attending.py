@@ -47,7 +47,7 @@ from llmc.targets.cuda.launch import (
     u32,
     warp_reduce,
 )  # fmt: skip
-from llmc.targets.cuda.prelude import mma
+from llmc.targets.cuda.prelude import exp2, mma
 from llmc.targets.cuda.records import LOWEST, Record
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Sequence, Sight, chunks_between, held_int
@@ -81,8 +81,7 @@ class Attending:
 
     def clear(self, total: Record) -> None:
         """Nothing seen yet, but sinks."""
-        sinks = self.scoring.sinks
-        total.clear(None if sinks is None else [sinks[head] for head in self.heads])
+        total.clear(None if self.scoring.sinks is None else [self.scoring.sink(head) for head in self.heads])
 
     def look(self, sequence: Sequence, row: Callable[[Any], Any]) -> None:
         """Take queries of this sequence's rows: `row(i)` is that of the block's i-th, -1 if there is none."""
@@ -247,7 +246,7 @@ class Attending:
             for p, place, at in self._places(which):
                 slot = self._slot(begin, p, place)
                 seen = self.sights[which].sees(slot)
-                weight = T.Select(seen, T.exp(self.scores[at] - to.tops[which]), f32(0))
+                weight = T.Select(seen, exp2(self.scores[at] - to.tops[which]), f32(0))
                 T.buffer_store(self.scores, weight, [at])
                 T.buffer_store(to.totals, to.totals[which] + self.scores[at], [which])
         for t in range(self.block.tiles):

@@ -11,53 +11,60 @@ of their text, and merges as it goes. Chunks, records and merges are the same, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.meaning.attending import bias_slopes
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda.attending import Attending
 from llmc.targets.cuda.attention_block import MOST_TILES, THREADS, TILE, Block
-from llmc.targets.cuda.kv_kind import Pages, Token
+from llmc.targets.cuda.finding import FEW, Finding
+from llmc.targets.cuda.fragments import COLUMNS
+from llmc.targets.cuda.kv_kind import Pages
 from llmc.targets.cuda.kv_pages import KINDS
-from llmc.targets.cuda.launch import barrier, f32, i32, launch, local, shared, strided
+from llmc.targets.cuda.kv_writing import is_staged, write_rows, write_turned
+from llmc.targets.cuda.launch import barrier, dynamic, f32, i32, launch, local, shared, strided
+from llmc.targets.cuda.prelude import after_launches
 from llmc.targets.cuda.records import LOWEST, Record
-from llmc.targets.cuda.rope import Turn
 from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
+from llmc.targets.cuda.staged_chunk import StagedChunk
+from llmc.targets.cuda.staged_part import StagedPart, part_bytes, part_memory
+from llmc.targets.cuda.staged_queries import StagedQueries
+from llmc.targets.cuda.staged_whole import StagedWhole, rows_of_block
 from llmc.targets.cuda.target import WARP, CudaTarget
 
-FEW = 8  # rows of a sequence whose text is split; records of more would take much memory
-MERGED_AT_ONCE = 8  # chunks whose records are read before they are merged
+MERGED_AT_ONCE = 4  # chunks whose records are read before they are merged
+STATISTICS = 4  # of a record, beside sums: the total, the greatest score, and room
 
 
 def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """qkv (M, (H + 2G) D), kv pages, seqs, slots, holes, page_indptr, page_ids -> (M, H D)."""
-    return _attention(shapes, attrs)
+    return _attention(target, shapes, attrs)
 
 
 def rope_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, table (M, R) after qkv: what is written, and what attends, is turned first -> (M, H D)."""
-    return _attention(shapes, attrs, turned=True)
+    return _attention(target, shapes, attrs, turned=True)
 
 
 def attention_with_sinks(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, sinks (H,) -> (M, H D)."""
-    return _attention(shapes, attrs, "sinks")
+    return _attention(target, shapes, attrs, "sinks")
 
 
 def attention_by_distance(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """As attention, bias (H, 2W + 1) -> (M, H D)."""
-    return _attention(shapes, {"bias": "none", **attrs}, "biases")
+    return _attention(target, shapes, {"bias": "none", **attrs}, "biases")
 
 
-def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str, turned: bool = False) -> tirx.PrimFunc:
+def _attention(
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], *more: str, turned: bool = False
+) -> tirx.PrimFunc:
     """`more` names what of Scoring the operands after page_ids are. `turned`: a table follows qkv."""
     pages, (heads, groups, size) = KINDS[str(attrs["kv_dtype"])], _sizes(attrs)
     scale, bias = float(attrs["scale"]), str(attrs["bias"])
@@ -75,8 +82,8 @@ def _attention(shapes: list[Any], attrs: dict[str, Any], *more: str, turned: boo
         if table is None:
             write_rows(pages, qkv, kv, places, sizes)
         else:
-            qkv = _write_turned(pages, qkv, table, kv, places, sizes, str(attrs["layout"]))
-        _Attention(pages, qkv, kv, out, places, scoring, sizes).emit()
+            qkv = write_turned(pages, qkv, table, kv, places, sizes, str(attrs["layout"]))
+        _Attention(target, pages, qkv, kv, out, places, scoring, sizes).emit()
     return builder.get()
 
 
@@ -87,7 +94,7 @@ def cross_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]
         dtypes = ["float32", pages.dtype, *["int32"] * 4, "float32"]
         q, kv, seqs, lengths, indptr, ids, out = arguments(dtypes, shapes)
         places = Places(seqs, indptr, ids, lengths=lengths)
-        _Attention(pages, q, kv, out, places, Scoring(float(attrs["scale"])), _sizes(attrs)).emit()
+        _Attention(target, pages, q, kv, out, places, Scoring(float(attrs["scale"])), _sizes(attrs)).emit()
     return builder.get()
 
 
@@ -107,52 +114,6 @@ def _sizes(attrs: dict[str, Any]) -> tuple[int, int, int]:
     return int(attrs["heads"]), int(attrs["kv_heads"]), int(attrs["head_dim"])
 
 
-def write_rows(pages: Pages, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int]) -> None:
-    """A launch that writes K and V of all rows (M, (H + 2G) D)."""
-    grid = {"blockIdx.x": rows.shape[0], "blockIdx.y": sizes[1], "threadIdx.x": THREADS}
-    with launch(grid) as (row, group, thread):
-        _write(pages, lambda column: rows[row, column], kv, places, row, sizes, group, thread)
-
-
-def _write_turned(
-    pages: Pages, qkv: Any, table: Any, kv: Any, places: Places, sizes: tuple[int, int, int], layout: str
-) -> Any:
-    """A launch that writes K, turned by table (M, R), and V of all rows; and queries (M, H D), turned, for the next."""
-    heads, groups, size = sizes
-    turn, own = Turn(size, heads + groups, 0, layout), heads // groups * size
-    q = T.alloc_buffer((qkv.shape[0], heads * size), "float32")
-    grid = {"blockIdx.x": qkv.shape[0], "blockIdx.y": groups, "threadIdx.x": THREADS}
-    with launch(grid) as (row, group, thread):
-
-        def number(column: Any) -> Any:
-            return turn.of(qkv, table, row, column)
-
-        def one(i: Any) -> None:
-            T.buffer_store(q, number(group * own + i), [row, group * own + i])
-
-        strided(own, thread, THREADS, one)
-        _write(pages, number, kv, places, row, sizes, group, thread)
-    return q
-
-
-def _write(
-    pages: Pages, number: Callable[[Any], Any], kv: Any, places: Places, row: Any, sizes: tuple[int, int, int],
-    group: Any, thread: Any,
-) -> None:  # fmt: skip
-    """K and V of one kv head of a row into its page, by all threads of the block; sizes are H, G and D.
-
-    number: of a column of the row's (H + 2G) D.
-    """
-    heads, groups, size = sizes
-    slot = places.slots[row]
-    page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
-
-    def side(which: int) -> Callable[[Any], Any]:
-        return lambda d: number((heads + which * groups + group) * size + d)
-
-    pages.write(Token(kv, page, group, T.floormod(slot, PAGE), size), side(0), side(1), thread, THREADS)
-
-
 def shared_heads(heads: int) -> int:
     """How many of the query heads of a kv head a block takes: the most that divide them."""
     return next(own for own in range(min(heads, TILE), 0, -1) if heads % own == 0)
@@ -163,6 +124,7 @@ class _Attention:
 
     def __init__(
         self,
+        target: CudaTarget,
         pages: Pages,
         q: Any,
         kv: Any,
@@ -176,25 +138,63 @@ class _Attention:
         self.shared, self.rows = heads // groups, q.shape[0]
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
+        self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
+        self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record: these stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
 
     def emit(self) -> None:
         """All of them."""
         if self.pages.rotated:
             self.q = self._turned()
-        records = T.alloc_buffer((self.places.parts, FEW, self.shares * self.own, self.size + 2), "float32")
+        records = T.alloc_buffer((self.places.parts, FEW, self.shares * self.own, self.width + STATISTICS), "float32")
         with T.If(self.rows > FEW), T.Then():
-            blocks = T.floordiv(self.rows + (self.many.rows - 1), self.many.rows)
-            with self._launch(blocks) as (block, share, thread):
-                self._whole(block, share, thread)
-        with self._launch(self.places.parts) as (part, share, thread):
-            self._part(part, share, thread, records)
-        each = {"blockIdx.x": self.rows, "blockIdx.y": self.shares * self.own, "threadIdx.x": THREADS}
-        with launch(each) as (row, head, thread):
-            self._merge(row, head, thread, records)
+            if self.staged:
+                self._whole_staged()
+            else:
+                blocks = T.floordiv(self.rows + (self.many.rows - 1), self.many.rows)
+                with self._launch(blocks) as (block, share, thread):
+                    self._whole(block, share, thread)
+        if self.staged:
+            self._parts_staged(records)
+        else:
+            with self._launch(self.places.parts) as (part, share, thread):
+                self._part(part, share, thread, records)
+        most = (self.places.indptr.shape[0] - 1) * FEW  # rows of sequences that have few
+        each = {"blockIdx.x": T.min(self.rows, most), "blockIdx.y": self.shares * self.own, "threadIdx.x": THREADS}
+        with launch(each, waits=False) as (number, head, thread):
+            self._merge(number, most, head, thread, records)
         if self.pages.rotated:
             with self._launch(self.rows) as (row, share, thread):
                 self._turn(self.out, self.out, row, share, thread)
+
+    def _whole_staged(self) -> None:
+        """A launch for rows of sequences that have many: blocks of later rows, which have more to do, come first."""
+        count = rows_of_block(self.own)
+        blocks = T.floordiv(self.rows + (count - 1), count)
+        grid = {"blockIdx.x": self.shares, "blockIdx.y": blocks, "threadIdx.x": THREADS}
+        with launch(grid, waits=False) as (share, turn, thread):
+            words, kept = StagedChunk.words(self.size), TILE * self.size // 2  # of a warp's queries
+            memory = dynamic(words + THREADS // WARP * kept, 8 * count)
+            queries, chunk = self._staged(share, thread, memory, words + T.floordiv(thread, WARP) * kept)
+            StagedWhole(queries, chunk, self.places, thread).emit(
+                blocks - 1 - turn, self.out, lambda row, head, d: [row, (share * self.own + head) * self.size + d]
+            )
+
+    def _parts_staged(self, records: Any) -> None:
+        """A launch for the chunks of sequences that have few."""
+        grid = {"blockIdx.x": self.places.parts, "blockIdx.y": self.shares, "threadIdx.x": THREADS}
+        with launch(grid, waits=False) as (part, share, thread):
+            queries, chunk = self._staged(share, thread, part_memory(self.size))
+            StagedPart(queries, chunk, self.places, thread).emit(
+                part, records, lambda row, head, d: [part, row, share * self.own + head, d]
+            )
+
+    def _staged(self, share: Any, thread: Any, memory: Any, kept: Any = None) -> tuple[StagedQueries, StagedChunk]:
+        """Queries of a warp, in registers or in memory from word `kept` on, and the chunk of a block."""
+        lane, group = T.floormod(thread, WARP), T.floordiv(share * self.own, self.shared)
+        place = None if kept is None else (memory, kept)
+        queries = StagedQueries(self.q, self.own, self.size, self.scoring, share * self.own, lane, place)
+        return queries, StagedChunk(self.kv, group, self.size, memory, lane)
 
     def _launch(self, blocks: Any) -> Any:
         return launch({"blockIdx.x": blocks, "blockIdx.y": self.shares, "threadIdx.x": THREADS})
@@ -235,6 +235,7 @@ class _Attention:
             with T.serial(start, end, unroll=False) as chunk, attending.sequence.shown(chunk):
                 attending.attend(chunk, part)
                 total.merge(part)
+            total.finish()
             attending.each_sum(
                 lambda at, query, row, d: T.buffer_store(
                     self.out, total.average(at), [row, (share * self.own + query % self.own) * self.size + d]
@@ -283,34 +284,56 @@ class _Attention:
         with T.If(tirx.all(attending.quarter == 0, attending.warp == 0)), T.Then():
             for which, query in enumerate(attending.own):
                 with T.If(attending.own_rows[which] >= 0), T.Then():
-                    T.buffer_store(records, record.totals[which], place(query, self.size))
-                    T.buffer_store(records, record.tops[which], place(query, self.size + 1))
+                    T.buffer_store(records, record.totals[which], place(query, self.width))
+                    T.buffer_store(records, record.tops[which], place(query, self.width + 1))
 
-    def _merge(self, row: Any, head: Any, thread: Any, records: Any) -> None:
-        """What the chunks of a row come to for a head, if its sequence has few: a thread an element."""
-        places, counting, size = self.places, Counting(thread, THREADS), self.size
-        seq = held_int(places.seqs[row])
-        with T.If(counting.rows(places, seq) <= FEW), T.Then():
-            number = held_int(counting.where(row, lambda i: places.seqs[i] == seq))
-            sequence = Sequence(places, seq, counting)
-            start, end = Sight(sequence, T.cast(row, "int32")).chunks
-            first, last = held_int(places.first_part(seq)), held_int(end - 1)
-            total, part = Record([0]), Record([0])
+    def _merge(self, number: Any, most: Any, head: Any, thread: Any, records: Any) -> None:
+        """What the chunks of a row come to for a head, if its sequence has few: a thread an element.
 
-            def one(d: Any) -> None:
-                total.clear(None if self.scoring.sinks is None else [self.scoring.sinks[head]])
-                with T.serial(start, end, unroll=MERGED_AT_ONCE) as chunk:
-                    hidden = sequence.hides(chunk * CHUNK, CHUNK)  # the last one in its place, counted as nothing
-                    place = first + T.Select(hidden, last, chunk)
-                    for to, at, nothing in (
-                        (part.sums, d, 0), (part.totals, size, 0), (part.tops, size + 1, LOWEST),
-                    ):  # fmt: skip
-                        found = records[place, number, head, at]
-                        T.buffer_store(to, T.Select(hidden, f32(nothing), found), [0])
-                    total.merge(part)
-                T.buffer_store(self.out, total.average(0), [row, head * size + d])
+        Of more than `most` rows, those that the sequences might have are numbered, FEW of each; of others, all rows.
+        """
+        places, size = self.places, self.size
+        finding = Finding(places, thread, THREADS // WARP)
+        number, by_row = held_int(number), self.rows <= most
+        seq = held_int(T.if_then_else(by_row, places.seqs[T.Select(by_row, number, 0)], T.floordiv(number, FEW)))
+        count = held_int(finding.few_rows(seq))
+        before_it = local((1,), "int32")  # of the row, among those of its sequence
+        T.buffer_store(before_it, T.Select(by_row, 0, T.floormod(number, FEW)), [0])
+        with T.If(by_row), T.Then():
+            for own in range(FEW):
+                before = tirx.all(own < count, finding.row(own) < number)
+                T.buffer_store(before_it, before_it[0] + T.Select(before, 1, 0), [0])
+        place = before_it[0]
+        sequence = Sequence(places, seq, Counting(thread, THREADS))
+        there = tirx.all(count <= FEW, place < count)
+        row = held_int(T.if_then_else(there, finding.row(T.min(place, FEW - 1)), -1))
+        start, end = (held_int(chunk) for chunk in Sight(sequence, row).chunks)
+        first = held_int(places.first_part(seq))
+        after_launches()
+        with T.If(row >= 0), T.Then():
+            strided(
+                size, thread, THREADS,
+                lambda d: self._merge_one(records, row, head, d, [first, place, start, end], sequence),
+            )  # fmt: skip
 
-            strided(size, thread, THREADS, one)
+    def _merge_one(self, records: Any, row: Any, head: Any, d: Any, where: list[Any], sequence: Sequence) -> None:
+        """Element d of a row's head, from chunks `start` to `end`: some are read at once, those beyond as none."""
+        (first, place, start, end), total, part = where, Record([0]), Record([0])
+        total.clear(None if self.scoring.sinks is None else [self.scoring.sink(head)])
+        parts = [local((MERGED_AT_ONCE,)) for _ in range(3)]
+        with T.serial(0, T.floordiv(end - start + (MERGED_AT_ONCE - 1), MERGED_AT_ONCE), unroll=False) as turn:
+            for i in range(MERGED_AT_ONCE):
+                chunk = held_int(start + turn * MERGED_AT_ONCE + i)
+                there = held_int(T.Select(tirx.all(chunk < end, tirx.Not(sequence.hides(chunk * CHUNK, CHUNK))), 1, 0))
+                for to, at, nothing in zip(parts, (d, self.width, self.width + 1), (0, 0, LOWEST), strict=True):
+                    found = T.if_then_else(there != 0, records[first + chunk, place, head, at], f32(nothing))
+                    T.buffer_store(to, found, [i])
+            for i in range(MERGED_AT_ONCE):
+                for one, of in zip((part.sums, part.totals, part.tops), parts, strict=True):
+                    T.buffer_store(one, of[i], [0])
+                total.merge(part)
+        total.finish()
+        T.buffer_store(self.out, total.average(0), [row, head * self.size + d])
 
     def _turned(self) -> Any:
         """Queries rotated as K is, by a launch."""

@@ -35,6 +35,7 @@ class Pages:
     dtype: str
     parts = 2  # of bfloat16 in which tensor cores take a number of K or V, and what it is multiplied with
     unit = 1  # elements of K that are read together
+    operands = False  # whether K and V lie as tensor cores take them, so that bytes may be copied
     rotated = False  # whether K and V lie rotated: queries are then too, and what is made of V is turned back
 
     def query(self, x: Any) -> Any:

@@ -77,6 +77,7 @@ class Bf16Pages(PlainPages):
     """Numbers that are operands of tensor cores as they lie: elements of K in pairs, V of two tokens."""
 
     parts = 1
+    operands = True
 
     def key_words(self, at: Token, quad: Any) -> list[Parts]:
         words = local((4,), "uint32")

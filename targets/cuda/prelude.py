@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import FORMATS, BlockFormat, to_bf16
@@ -32,6 +33,12 @@ static __device__ __forceinline__ unsigned llmc_bf16_add(unsigned a, unsigned b)
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3F803F80u), "r"(b));
   return sum;
 }
+static __device__ __forceinline__ float llmc_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+static __device__ __forceinline__ unsigned llmc_votes(int holds) { return __ballot_sync(0xFFFFFFFFu, holds); }
 static __device__ __forceinline__ float llmc_half(unsigned bits) {
   float value;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
@@ -49,6 +56,9 @@ static __device__ __forceinline__ void llmc_after_launches() {
 static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
   unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void llmc_load_pair(unsigned* to, const unsigned* given) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(given) : "memory");
 }
 static __device__ __forceinline__ void llmc_commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() {
@@ -180,6 +190,14 @@ def copy_async(shared: Any, given: Any, bytes: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_copy_async", T.address_of(shared), T.address_of(given), bytes))
 
 
+def load_pair(to: Any, given: Any) -> None:
+    """Two words of global memory into registers, the first a multiple of 8 bytes: on their way before what follows.
+
+    A plain read a compiler may put off until after it has waited for copies.
+    """
+    T.evaluate(T.call_extern("void", "llmc_load_pair", T.address_of(to), T.address_of(given)))
+
+
 def commit_copies() -> None:
     """The thread's copies since the last time are a group."""
     T.evaluate(T.call_extern("void", "llmc_commit_copies"))
@@ -203,6 +221,21 @@ def bf16_pair(low: Any, high: Any) -> Any:
 def bf16_add(a: Any, b: Any) -> Any:
     """Pairs of bfloat16, in uint32 -> the bfloat16 nearest to their sums."""
     return T.call_pure_extern("uint32", "llmc_bf16_add", a, b)
+
+
+def exp2(x: Any) -> Any:
+    """2 ** x, off by 2^-22 of itself at most; smaller than float32 holds with all bits: 0."""
+    return T.call_pure_extern("float32", "llmc_exp2", x)
+
+
+def votes(holds: Any) -> Any:
+    """A bit for each lane of the warp, in uint32: whether it holds there. To be held: all lanes vote."""
+    return T.call_pure_extern("uint32", "llmc_votes", T.Select(holds, tirx.const(1, "int32"), tirx.const(0, "int32")))
+
+
+def bits_set(word: Any) -> Any:
+    """How many bits of uint32 are 1, as int32."""
+    return T.call_pure_extern("int32", "__popc", word)
 
 
 def half(bits: Any) -> Any:

@@ -1,5 +1,7 @@
 """What is known of query heads after some slots: the greatest score, sums by it; kept, merged in order, divided.
 
+Scores are logarithms to base 2 of weights (targets/cuda/scoring.py).
+
 Records of chunks are merged one after another in the order of slots, wherever each was made, by products and sums that
 a compiler may not put together otherwise: so the same bits come out (https://arxiv.org/abs/2205.14135 section 3.1).
 """
@@ -11,6 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.launch import f32, fill, fma, held, local
+from llmc.targets.cuda.prelude import exp2
 
 LOWEST = -3.0e38  # of scores: below all, and a number, so that differences of it are numbers
 
@@ -34,15 +37,31 @@ class Record:
 
     def merge(self, other: Record) -> None:
         """Take in another record, of slots that come after those seen so far. One of no slots changes nothing."""
+        factors = self.meet(other)
+        for at in range(len(self.owners)):
+            self.take(at, other.sums[at], factors)
+
+    def meet(self, other: Record) -> list[tuple[Any, Any]]:
+        """Take in all but the sums: by what a head's own sums are multiplied now, and by what the other's are."""
+        factors = []
         for head in range(self.heads):
             top = held(T.max(self.tops[head], other.tops[head]))
-            mine, new = (held(T.exp(one.tops[head] - top)) for one in (self, other))
+            mine, new = (held(exp2(one.tops[head] - top)) for one in (self, other))
             T.buffer_store(self.tops, top, [head])
             T.buffer_store(self.totals, fma(self.totals[head], mine, held(other.totals[head] * new)), [head])
-            for at, owner in enumerate(self.owners):
-                if owner == head:
-                    T.buffer_store(self.sums, fma(self.sums[at], mine, held(other.sums[at] * new)), [at])
+            factors.append((mine, new))
+        return factors
+
+    def take(self, at: int, other: Any, factors: list[tuple[Any, Any]]) -> None:
+        """Take in one of the sums."""
+        mine, new = factors[self.owners[at]]
+        T.buffer_store(self.sums, fma(self.sums[at], mine, held(other * new)), [at])
+
+    def finish(self) -> None:
+        """Nothing is taken in any more: totals are what averages are multiplied by."""
+        for head in range(self.heads):
+            T.buffer_store(self.totals, f32(1) / self.totals[head], [head])
 
     def average(self, at: int) -> Any:
         """One of the sums by all weights."""
-        return self.sums[at] / self.totals[self.owners[at]]
+        return self.sums[at] * self.totals[self.owners[at]]

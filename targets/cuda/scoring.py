@@ -1,13 +1,19 @@
-"""How attention scores a token on CUDA: scaled products of query and key, capped, biased by distance."""
+"""How attention scores a token on CUDA: scaled products of query and key, capped, biased by distance.
+
+Scores are times log2(e): weights are powers of 2, which chips have an instruction for.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.launch import f32, fma, held
+
+_LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,17 @@ class Scoring:
     def score(self, product: Any, head: Any, slope: Any, place: Any) -> Any:
         """q.k of a token that is so far after the row -> its score; `slope` is the head's."""
         # A product by itself: nothing that is added to it, or taken off, is rounded together with it.
-        score = fma(product, f32(self.scale), f32(0))
+        unit = _LOG2E if self.biases is None and slope is None else 1.0
+        score = fma(product, f32(self.scale if self.soft_cap else self.scale * unit), f32(0))
         if self.soft_cap:
-            score = fma(T.tanh(score / f32(self.soft_cap)), f32(self.soft_cap), f32(0))
+            score = fma(T.tanh(score / f32(self.soft_cap)), f32(self.soft_cap * unit), f32(0))
         if self.biases is not None:
             most = int(self.biases.shape[1]) // 2
             score = held(score) + self.biases[head, T.max(T.min(place, most), -most) + most]
-        if slope is None:
-            return held(score)
-        return held(fma(slope, T.cast(T.min(place, -place), "float32"), held(score)))
+        if slope is not None:
+            score = fma(slope, T.cast(T.min(place, -place), "float32"), held(score))
+        return held(score if unit != 1 else fma(held(score), f32(_LOG2E), f32(0)))
+
+    def sink(self, head: Any) -> Any:
+        """The score of a head's token without a value; None where there is none."""
+        return None if self.sinks is None else fma(self.sinks[head], f32(_LOG2E), f32(0))

@@ -45,6 +45,10 @@ class Places:
         """At least as many as there are chunks in the pages of all sequences: what sizes of operands tell."""
         return T.floordiv(self.ids.shape[0], CHUNK // PAGE) + self.indptr.shape[0] - 1
 
+    def page(self, seq: Any, slot: Any) -> Any:
+        """The page that a slot of a sequence is in."""
+        return self.ids[self.indptr[seq] + T.floordiv(slot, PAGE)]
+
     def first_part(self, seq: Any) -> Any:
         """Chunks of a sequence are parts from this number on; the next one's come after them."""
         return T.floordiv(self.indptr[seq], CHUNK // PAGE) + seq

@@ -10,7 +10,7 @@ loops are masks. What is checked on the way, each a `Fault`:
   in one launch, one of a global buffer that any other thread writes. Threads of a warp are threads like others
 - a shuffle from a lane that is masked off
 - a read of what is still being copied, and a copy that nobody waits for
-- a write, or a read of what another launch wrote, before a launch has waited for those in front of it
+- a write, or a read of what another launch of the kernel wrote, before a launch has waited for those in front of it
 - products of four warps whose operands are not ready or change, or that nobody waits for (group_products.py)
 
 A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads,
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
     """Run a kernel on arrays, operands and then outputs, all C-contiguous; outputs are written in place."""
     sizes: dict[Any, int] = {}
-    buffers: dict[Any, tuple[tuple[int, ...], Array, Array | None]] = {}
+    buffers: dict[Any, tuple[tuple[int, ...], Array, Array | None, Array]] = {}
     for param, array in zip(function.params, arrays, strict=True):
         assert array.flags.c_contiguous
         assert array.dtype == np.dtype(str(param.dtype)), (param.dtype, array.dtype)
@@ -51,7 +51,7 @@ def run(function: tirx.PrimFunc, arrays: list[Array]) -> None:
                 assert int(size) == got, (param.shape, array.shape)
             else:
                 assert sizes.setdefault(size, got) == got
-        buffers[param] = (array.shape, array.reshape(1, -1), None)
+        buffers[param] = (array.shape, array.reshape(1, -1), None, np.zeros((1, array.size), bool))
     with np.errstate(all="ignore"):
         _host(function.body, buffers, sizes)
 
@@ -69,7 +69,7 @@ def _host(stmt: Any, buffers: dict[Any, Any], sizes: dict[Any, int]) -> None:
     elif kind == "AllocBuffer":
         shape = tuple(_size(size, sizes) for size in stmt.buffer.shape)
         data = np.full((1, math.prod(shape)), np.nan, str(stmt.buffer.dtype))
-        buffers[stmt.buffer] = (shape, data, np.zeros(data.shape, bool))
+        buffers[stmt.buffer] = (shape, data, np.zeros(data.shape, bool), np.zeros(data.shape, bool))
     elif kind == "AttrStmt" and stmt.attr_key == "thread_extent":
         _Launch(stmt, buffers, sizes)
     else:
@@ -104,8 +104,8 @@ class _Launch:
         for tag, place in zip(order, places, strict=True):
             self.values[extents[tag][0]] = place.astype(str(extents[tag][0].ty.dtype))
         self.memory = {
-            buffer: Memory(str(buffer.name), shape, data, "global", written)
-            for buffer, (shape, data, written) in buffers.items()
+            buffer: Memory(str(buffer.name), shape, data, "global", written, changed)
+            for buffer, (shape, data, written, changed) in buffers.items()
         }
         self.copies: list[Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
@@ -209,6 +209,8 @@ class _Launch:
             self.products.call(name, call.args[1:])
         elif name == "llmc_copy_async":
             self._copy(call, mask)
+        elif name == "llmc_load_pair":
+            self._load_pair(call, mask)
         elif name == "llmc_after_launches":
             self._begin_after(mask)
         elif name == "llmc_commit_copies":
@@ -222,6 +224,8 @@ class _Launch:
         if not mask.all():
             raise Fault("some threads do not wait for the launches before")
         self.waited = True
+        for memory in self.memory.values():
+            memory.at_work = None
 
     def _touch(self, memory: Memory, written: bool) -> None:
         """What launches before may still be at work on: all that is written, and what they wrote for this one."""
@@ -240,19 +244,32 @@ class _Launch:
 
     def _copy(self, call: Any, mask: Array) -> None:
         """16 bytes from global to shared memory, which are there when the thread has waited for them."""
-        (to, places), (given, sources) = (self._pointed(call.args[i], COPIED, mask) for i in (1, 2))
+        to, places = self._pointed(call.args[1], COPIED, mask)
+        of_word = 4 // self.memory[call.args[2].args[0].source].data.itemsize
+        given, sources = self._pointed(call.args[2], COPIED * of_word, mask)
         count = np.broadcast_to(self.value(call.args[3], mask), (self.count,))[mask]
         assert to.scope == "shared"
         assert given.scope == "global"
         self._touch(given, written=False)
-        for word, (place, source) in enumerate(zip(places, sources, strict=True)):
-            if word == 0 and ((place[1] % COPIED).any() or (source[1] % COPIED).any()):
+        for word, place in enumerate(places):
+            own = sources[word * of_word : (word + 1) * of_word]
+            if word == 0 and ((place[1] % COPIED).any() or (own[0][1] % (COPIED * of_word)).any()):
                 raise Fault(f"{to.name}: copied from or to a place that is no multiple of 16 bytes")
             inside = count > 4 * word
             values = np.zeros(len(inside), np.uint32)
-            values[inside] = np.ascontiguousarray(given.read(*(part[inside] for part in source))).view(np.uint32)
+            read = np.stack([given.read(*(part[inside] for part in source)) for source in own], axis=1)
+            values[inside] = np.ascontiguousarray(read).view(np.uint32)[:, 0]
             to.write(*place, values, written=False)
             self.copies.append(Copies(to, place, self.groups[place[2]].copy()))
+
+    def _load_pair(self, call: Any, mask: Array) -> None:
+        """Two words from global memory to registers."""
+        (to, places), (given, sources) = (self._pointed(call.args[i], 2, mask) for i in (1, 2))
+        self._touch(given, written=False)
+        if (sources[0][1] % 2).any():
+            raise Fault(f"{given.name}: two words from a place that is no multiple of 8 bytes")
+        for place, source in zip(places, sources, strict=True):
+            to.write(*place, given.read(*source))
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""
@@ -352,6 +369,8 @@ class _Launch:
             return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
             return self._looked_up(expr, mask)
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_votes":
+            return self._votes(expr, mask)
         if name == "call_pure_extern":
             name, values = expr.args[0].value, [self.value(arg, mask) for arg in expr.args[1:]]
         else:
@@ -363,6 +382,13 @@ class _Launch:
         if name not in _CALLS:
             raise Fault(f"an expression that this knows nothing of: {name}")
         return np.asarray(_CALLS[name](*values)).astype(_scalar(expr.ty.dtype))
+
+    def _votes(self, expr: Any, mask: Array) -> Array:
+        """A bit for each lane of a warp."""
+        self._whole_warps(mask, "a vote")
+        holds = np.broadcast_to(self.value(expr.args[1], mask), (self.count,)) != 0
+        words = (holds.reshape(-1, WARP).astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(1, dtype=np.uint32)
+        return np.repeat(words, WARP)
 
     def _looked_up(self, expr: Any, mask: Array) -> Array:
         """What codes of a format stand for; of threads that are masked off, anything."""
@@ -437,4 +463,5 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
     "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma, "llmc_bf16_pair": tensor_cores.bf16_pair,
     "llmc_bf16_add": tensor_cores.bf16_add, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
+    "llmc_exp2": np.exp2, "__popc": np.bitwise_count,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from llmc.compiler.ops import OPS
 from llmc.compiler.ops.narrowed import NARROWED
 from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.cuda import top
-from llmc.targets.cuda.attention import FEW
+from llmc.targets.cuda.finding import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS
@@ -233,11 +233,15 @@ def test_attention_goes_over_chunks(kind: str) -> None:
     np.testing.assert_array_equal(check(rows_of(case, [3]))[0][0], whole[3])
 
 
-@pytest.mark.thorough_if(case=lambda kind: kind == "f32")
-@pytest.mark.parametrize(("hole", "kind"), [((40, 230), "f32"), ((0, 128), "bf16")])  # the second covers a chunk
-def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str) -> None:
+@pytest.mark.thorough_if(case=lambda kind, size: kind == "f32" or size == 64)
+@pytest.mark.parametrize(
+    ("hole", "kind", "heads", "size"),
+    # The second hole covers a chunk. Heads of 32 and 64 go through shared memory.
+    [((40, 230), "f32", 8, 20), ((0, 128), "bf16", 8, 20), ((40, 230), "bf16", 8, 32), ((0, 128), "bf16", 3, 64)],
+)
+def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str, heads: int, size: int) -> None:
     """A block goes over a text, or one for each chunk: the same bits, whoever is in the step besides, in any order."""
-    sizes = {"heads": 8, "kv_heads": 1, "head_dim": 20, "bias": "none", "causal": 1, "window": 0}
+    sizes = {"heads": heads, "kv_heads": 1, "head_dim": size, "bias": "none", "causal": 1, "window": 0}
     lengths = [(250, FEW + 3), (130, FEW), (3, FEW + 9)]
     case = attention(np.random.default_rng(hole), kind, lengths=lengths, **sizes)
     case.arrays[4][0] = hole
@@ -245,6 +249,23 @@ def test_attention_of_many_rows_and_of_few(hole: tuple[int, int], kind: str) -> 
     for picked in ([0], [FEW + 2], [4, FEW + 4], np.random.default_rng(1).permutation(len(rows))):
         again = rows_of(case, picked)  # what the rows have written is in pages now
         np.testing.assert_array_equal(check(again)[0], rows[picked], err_msg=str(picked))
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_more_rows_than_a_block_has(causal: int) -> None:
+    """Of one sequence and of several, in a window; steps of so many rows read no page early."""
+    sizes = {"heads": 2, "kv_heads": 2, "head_dim": 32, "bias": "none", "causal": causal, "window": 100}
+    check(attention(np.random.default_rng(5), "bf16", lengths=[(90, 75), (140, 2), (0, FEW + 1)], **sizes))
+
+
+@pytest.mark.parametrize(("turned", "layout"), [(32, "half"), (16, "interleaved"), (12, "half")])
+def test_heads_that_are_turned_by_fours_or_not(turned: int, layout: str) -> None:
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 32, "bias": "none", "causal": 1}
+    case = attention(np.random.default_rng(7), "bf16", lengths=[(20, 3), (3, FEW + 1)], **sizes)
+    qkv, *pages = case.arrays
+    table = floats(np.random.default_rng(8), len(qkv), turned)
+    attrs = {**case.attrs, "layout": layout}
+    check(replace(case, op="rope_attention", arrays=[qkv, table, *pages], attrs=attrs, symbolic=tuple(range(8))))
 
 
 def test_attention_of_many_sequences_of_few_rows() -> None:

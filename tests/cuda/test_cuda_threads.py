@@ -33,13 +33,17 @@ from llmc.targets.cuda.launch import (
 from llmc.targets.cuda.prelude import (
     begin_group_products,
     bf16_pair,
+    bits_set,
     commit_copies,
     commit_group_products,
     copy_async,
+    exp2,
     group_mma,
+    load_pair,
     mma,
     share_with_tensor_cores,
     sync_warp,
+    votes,
     wait_copies,
     wait_group_products,
 )
@@ -225,6 +229,36 @@ def test_launches_wait_for_those_before() -> None:
             made(read, waits)
 
 
+def test_what_a_launch_in_front_writes_is_read_when_it_has_ended() -> None:
+    """Of an operand, other elements may be read before."""
+
+    def made(first: int) -> None:
+        with IRBuilder() as builder, T.prim_func():
+            x, out = arguments(["float32"] * 2, [[2 * THREADS], [THREADS]])
+            with launch({"threadIdx.x": THREADS}) as (thread,):
+                T.buffer_store(x, f32(1), [thread])
+            with launch({"threadIdx.x": THREADS}, waits=False) as (thread,):
+                early = held(x[first + thread])
+                after_launches()
+                T.buffer_store(out, early + x[thread], [thread])
+        cuda_threads.run(builder.get(), [np.zeros(2 * THREADS, np.float32), np.zeros(THREADS, np.float32)])
+
+    made(THREADS)
+    with pytest.raises(cuda_threads.Fault, match="read before the launch that writes it has ended"):
+        made(THREADS - 1)
+
+
+def half_vote(x: Any, out: Any, row: Any, thread: Any) -> None:
+    with T.If(thread < 16), T.Then():
+        T.buffer_store(out, T.cast(held(votes(thread < 3), "uint32"), "float32"), [row, thread])
+
+
+def pair_between(x: Any, out: Any, row: Any, thread: Any) -> None:
+    both = local((2,))
+    load_pair(both[0], x[row, thread // 2 + 1])
+    T.buffer_store(out, both[0], [row, thread])
+
+
 def warps_of_others(x: Any, out: Any, row: Any, thread: Any) -> None:
     """A barrier of a warp is none for other warps."""
     numbers = shared((THREADS,))
@@ -242,6 +276,8 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "too far": (lambda x, out, r, t: T.buffer_store(out, x[r, t + 1], [r, t]), "outside of"),
     "half of a block waits": (half_wait, "a barrier that only some threads"),
     "half of a warp shuffles": (half_shuffle, "a shuffle that only some threads"),
+    "half of a warp votes": (half_vote, "a vote that only some threads"),
+    "two words from anywhere": (pair_between, "no multiple of 8 bytes"),
     "half of a warp multiplies": (half_product, "a product of tensor cores that only some threads"),
     "operands beyond a buffer": (product_of_too_few, "outside of .*: 2 words from"),
     "copies that are on their way": (lambda *a: copied(*a, waits=False), "read before it is written"),
@@ -309,6 +345,19 @@ def test_a_warp_adds_up() -> None:
 
     x, out = run(body)
     np.testing.assert_array_equal(out, np.repeat(x.reshape(3, 2, 32).sum(-1), 32, axis=1))
+
+
+def test_a_warp_votes() -> None:
+    """A bit for each lane; and what else the prelude has for numbers of a lane."""
+
+    def body(x: Any, out: Any, row: Any, thread: Any) -> None:
+        found, both = held(votes(x[row, thread] < f32(3)), "uint32"), local((2,))
+        load_pair(both[0], x[row, thread // 2 * 2])
+        count = T.cast(bits_set(found), "float32")
+        T.buffer_store(out, count + exp2(both[1] - both[0]) * f32(100), [row, thread])
+
+    _, out = run(body)
+    np.testing.assert_array_equal(out[0], np.repeat([203, 200], 32))
 
 
 def test_a_warp_multiplies() -> None:

@@ -29,9 +29,14 @@ class Memory:
     `written`: which elements somebody has written, in this launch or before; None if all are.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: Array | None) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, ...], data: Array, scope: str, written: Array | None,
+        changed: Array | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.shape, self.data, self.scope = name, shape, data, scope  # data: (spaces, elements)
         self.written = written
+        self.changed = changed  # what launches have written to
+        self.at_work = None if changed is None else changed.copy()  # those in front, before this one waits for them
         if scope != "local":
             self.reader, self.writer = (np.full(data.shape, NOBODY, np.int64) for _ in range(2))
         if scope == "shared":
@@ -57,6 +62,8 @@ class Memory:
     def read(self, space: Array, at: Array, thread: Array) -> Array:
         if self.written is not None and not self.written[space, at].all():
             raise Fault(f"{self.name}: read before it is written")
+        if self.at_work is not None and self.at_work[space, at].any():
+            raise Fault(f"{self.name}: read before the launch that writes it has ended")
         if self.scope != "local":
             writer = self.writer[space, at]
             if _others(writer, thread).any():
@@ -83,6 +90,8 @@ class Memory:
             if others.any() or (self.writer[space, at] != thread).any():
                 raise Fault(f"{self.name}: written in a race with another thread")
         self.data[space, at] = values
+        if self.changed is not None:
+            self.changed[space, at] = True
         if self.written is not None:
             self.written[space, at] = written
 

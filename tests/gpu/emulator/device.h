@@ -216,6 +216,20 @@ template <class T> static T __shfl_down_sync(unsigned, T value, unsigned by, int
   return llmc_bf16_pair(llmc_float(a << 16) + llmc_float(b << 16),
                         llmc_float(a & 0xffff0000u) + llmc_float(b & 0xffff0000u));
 }
+[[maybe_unused]] static float llmc_exp2(float x) { return exp2f(x); }
+[[maybe_unused]] static int __popc(unsigned word) { return __builtin_popcount(word); }
+[[maybe_unused]] static unsigned llmc_votes(int holds) {
+  using namespace emulated;
+  unsigned first = current & ~(WARP - 1), found = 0;
+  memcpy(slots[current], &holds, sizeof holds);
+  leave(AT_WARP);
+  for (unsigned lane = 0; lane < WARP; lane++) {
+    memcpy(&holds, slots[first + lane], sizeof holds);
+    found |= static_cast<unsigned>(holds != 0) << lane;
+  }
+  leave(AT_WARP);
+  return found;
+}
 [[maybe_unused]] static float llmc_half(unsigned bits) {
   float size = llmc_float((bits & 0x7fff) << 13) * llmc_float(0x77800000);  // by 2^112: exponents begin elsewhere
   return bits & 0x8000 ? -size : size;
@@ -242,6 +256,7 @@ static Copies copies[MOST_THREADS];
   copy.to = shared;
   copy.group = own.groups;
 }
+[[maybe_unused]] static void llmc_load_pair(unsigned *to, const unsigned *given) { memcpy(to, given, 8); }
 [[maybe_unused]] static void llmc_commit_copies() { emulated::copies[emulated::current].groups++; }
 template <unsigned GROUPS> static void llmc_wait_copies() {
   emulated::Copies &own = emulated::copies[emulated::current];
