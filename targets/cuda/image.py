@@ -36,7 +36,8 @@ class Image:
         self.offsets = product.form.offsets
         self.eights = self.filled(eights)
         slabs = product.slabs()
-        self.data = T.alloc_buffer((self.eights, slabs * BLOCKS * self.block_words), "uint32")
+        self.blocks = slabs * BLOCKS  # of columns
+        self.data = T.alloc_buffer((self.eights * (self.blocks * self.block_words),), "uint32")
         if self.offsets:
             self.sums = T.alloc_buffer((self.eights, slabs * self.offsets * WARP), "uint32")
 
@@ -67,25 +68,30 @@ class Image:
                         for at, word in enumerate(words[step]):
                             T.buffer_store(held, word, [at])
                         if apart:
-                            first = slab * BLOCKS * self.block_words + (of * STEPS + step) * WARP * self.words
+                            first = self.apart(T.floordiv(eight, eights), slab * BLOCKS + of, eights)
+                            first = first + eight % eights * self.block_words + step * WARP * self.words
                             for at in range(self.words):
-                                T.buffer_store(self.data, held[at], [eight, first + at * WARP + lane])
+                                T.buffer_store(self.data, held[at], [first + at * WARP + lane])
                         else:
-                            place = self._place(slab, of, step, lane)
-                            T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
+                            place = self._place(eight, slab, of, step, lane)
+                            T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [place])
                         sums.add(0, of, step, words[step])
                 for at in range(self.offsets):
                     T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])
 
-    def _place(self, slab: Any, block: int, step: int, lane: Any) -> Any:
-        first = (slab * BLOCKS + block) * self.block_words + (step * WARP + lane) * self.words
+    def apart(self, rows: Any, block: Any, eights: int) -> Any:
+        """Where a block of so many eights of rows by 32 columns begins, all of which stands together."""
+        return (rows * self.blocks + block) * (eights * self.block_words)
+
+    def _place(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> Any:
+        first = (n * self.blocks + slab * BLOCKS + block) * self.block_words + (step * WARP + lane) * self.words
         return T.ramp(first, 1, self.words)
 
     def read(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> list[Any]:
         """A lane's words of eight rows for a product."""
         held = local((self.words,), "uint32")
-        place = self._place(slab, block, step, lane)
-        T.buffer_store(held, self.data[n, place], [T.ramp(0, 1, self.words)])
+        place = self._place(n, slab, block, step, lane)
+        T.buffer_store(held, self.data[place], [T.ramp(0, 1, self.words)])
         return [held[i] for i in range(self.words)]
 
     def pair(self, n: Any, slab: Any, at: int, lane: Any) -> Any:

@@ -107,10 +107,14 @@ class Totals:
         with T.serial(0, self.count) as i:
             self._store(i, f32(0))
 
-    def add(self, sums: Any) -> None:
+    def add(self, sums: Any, begun: Any = None) -> None:
         """A strand more."""
         with T.unroll(0, self.count) as i:
-            self._store(i, self.read(i) + sums[i])
+            self._store(i, self.before(i, begun) + sums[i])
+
+    def before(self, i: Any, begun: Any = None) -> Any:
+        """One of them, or zero before there is any."""
+        return self.read(i) if begun is None else T.if_then_else(begun, self.read(i), f32(0))
 
     def read(self, i: Any) -> Any:
         """One of them."""
@@ -144,7 +148,7 @@ class _Ahead:
         with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
             place = turn * THREADS + self.thread
             n = self.block * self.size.rows + T.floordiv(place, pieces)
-            given = self.image.data[n, index * self.image.block_words + place % pieces * COPIED]
+            given = self.image.data[(n * self.image.blocks + index) * self.image.block_words + place % pieces * COPIED]
             copy_async(self.memory[self._stage(stage) + place * COPIED], given, 4 * COPIED)
         commit_copies()
 

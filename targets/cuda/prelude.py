@@ -87,6 +87,35 @@ template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_pro
   for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
+static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+static __device__ __forceinline__ void llmc_begin_arrivals(void* arrivals, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(llmc_shared_place(arrivals)), "r"(count) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+static __device__ __forceinline__ void llmc_arrive(void* arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(llmc_shared_place(arrivals)) : "memory");
+}
+static __device__ __forceinline__ void llmc_wait_arrivals(void* arrivals, unsigned turn) {
+  unsigned done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(llmc_shared_place(arrivals)), "r"(turn & 1) : "memory");
+  } while (!done);
+}
+static __device__ __forceinline__ void llmc_copy_whole(
+    void* shared, const void* given, unsigned bytes, void* arrivals) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+      : : "r"(llmc_shared_place(arrivals)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      : : "r"(llmc_shared_place(shared)), "l"(given), "r"(bytes), "r"(llmc_shared_place(arrivals)) : "memory");
+}
+static __device__ __forceinline__ unsigned llmc_load(const void* given) {
+  unsigned word;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(given));
+  return word;
+}
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(GROUPS) : "memory");
 }
@@ -168,6 +197,33 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
 def share_with_tensor_cores() -> None:
     """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
     T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
+
+
+def begin_arrivals(arrivals: Any, count: int) -> None:
+    """Turns in which so many threads arrive, or one that begins a copy; others know of it behind a barrier."""
+    T.evaluate(T.call_extern("void", "llmc_begin_arrivals", T.address_of(arrivals), count))
+
+
+def arrive(arrivals: Any) -> None:
+    """The thread has come, of those that a turn waits for."""
+    T.evaluate(T.call_extern("void", "llmc_arrive", T.address_of(arrivals)))
+
+
+def wait_arrivals(arrivals: Any, turn: Any) -> None:
+    """Until turn `turn`, from 0 on, is over, or the one before it is not: turns are told apart by their last bit."""
+    T.evaluate(T.call_extern("void", "llmc_wait_arrivals", T.address_of(arrivals), turn))
+
+
+def copy_whole(shared: Any, given: Any, bytes: int, arrivals: Any) -> None:
+    """Begin to copy to shared memory, for one thread of a block; it arrives, and its turn waits for the bytes too."""
+    T.evaluate(
+        T.call_extern("void", "llmc_copy_whole", T.address_of(shared), T.address_of(given), bytes, T.address_of(arrivals))
+    )
+
+
+def load(given: Any) -> Any:
+    """A word of what is not written in this launch, read now, not where it is used."""
+    return T.call_pure_extern("uint32", "llmc_load", T.address_of(given))
 
 
 def after_launches() -> None:

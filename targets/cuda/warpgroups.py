@@ -29,19 +29,20 @@ from llmc.targets.cuda.launch import (
     i32,
     launch,
     local,
+    shared,
     together,
 )
 from llmc.targets.cuda.operands import STEPS, Coded, Operands, Plain
 from llmc.targets.cuda.prefill import Totals
 from llmc.targets.cuda.prelude import (
-    COPIED,
     begin_group_products,
-    commit_copies,
+    arrive,
+    begin_arrivals,
     commit_group_products,
-    copy_async,
+    copy_whole,
     group_mma,
-    share_with_tensor_cores,
-    wait_copies,
+    load,
+    wait_arrivals,
     wait_group_products,
 )
 from llmc.targets.cuda.product import ROWS, Product
@@ -56,10 +57,9 @@ MATRIX = WARP  # words of eight rows by eight columns, as they stand for tensor 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a block: rows of x by eights, blocks of 32 columns of x that come together, and how often they have room."""
+    """Of a block: rows of x by eights, and how many blocks of 32 columns of x have room."""
 
     rows: int
-    blocks: int
     stages: int
 
     @property
@@ -69,7 +69,7 @@ class Size:
 
     def words(self, product: Product) -> int:
         """Of shared memory."""
-        return THREADS * self.sums + self.stages * self.rows * self.blocks * block_words(product)
+        return THREADS * self.sums + self.stages * self.rows * block_words(product)
 
 
 def fitted(target: CudaTarget, product: Product) -> Size | None:
@@ -77,8 +77,8 @@ def fitted(target: CudaTarget, product: Product) -> Size | None:
     if not target.wgmma or product.form.parts > 1:
         return None
     rows = 16 if product.form.run else 32  # unscaled sums take twice as many registers as sums do
-    sizes = (Size(rows, blocks, stages) for blocks in (4, 2, 1) for stages in (4, 3))
-    room = target.shared_bytes - product.form.value_bytes
+    sizes = (Size(rows, stages) for stages in (8, 6, 4))
+    room = target.shared_bytes - product.form.value_bytes - 16 * 8
     return next((size for size in sizes if 4 * size.words(product) <= room), None)
 
 
@@ -98,11 +98,13 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
         x = _Ahead(product, image, size, memory, block, thread)
         weights = _WeightsAhead(product, operands, tile)
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
-        totals.begin()
         weights.load(0)
+        x.prepare()
         after_launches()
         x.begin()
         with T.serial(0, product.strands(), unroll=False) as strand:
+            with T.If(strand > 0), T.Then():
+                totals.add(sums, strand > 1)
             fill(sums, f32(0))
             with T.serial(0, product.slabs_of(strand), unroll=False) as i:
                 index = strand * product.run() + i
@@ -113,36 +115,33 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                     slab.add_offsets(lambda n, at: image.pair(block * size.rows + n, index, at, lane))
                 else:
                     _multiply_numbers(slab, own, x, index)
-            totals.add(sums)
-        wait_copies(0)
         with T.unroll(0, size.rows) as n:
             for i in range(4):
                 row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
                 output = tile * TILE + operands.first + i // 2 * 8
                 with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                    T.buffer_store(product.out, totals.read(n * 4 + i), [row, output])
+                    T.buffer_store(product.out, totals.before(n * 4 + i, i32(product.strands()) > 1) + sums[n * 4 + i], [row, output])
 
 
 def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None:
     """A slab of weights that are numbers, added to sums."""
-    together = x.size.blocks
-    a = [local((together * STEPS * 4,), "uint32") for _ in range(2)]
-    for first in range(0, BLOCKS, together):
-        own = a[first // together % 2]
-        if first >= 2 * together:
-            wait_group_products(1)
-        x.next(index, first)
-        blocks = [word for of in range(together) for step in weights.words(first + of) for word in step[0]]
-        for i, word in enumerate(blocks):
+    a = [local((STEPS * 4,), "uint32") for _ in range(2)]
+    for block in range(BLOCKS):
+        own, at = a[block % 2], index * BLOCKS + block
+        for i, word in enumerate(word for step in weights.words(block) for word in step[0]):
             T.buffer_store(own, word, [i])
-        begin_group_products(own, len(blocks))
-        for of in range(together):
-            for step in range(STEPS):
-                for part in reversed(range(slab.x_parts)):
-                    x.multiply(slab.sums, own[(of * STEPS + step) * 4], of, step, part, i32(1))
+        x.next(at)
+        begin_group_products(own, STEPS * 4)
+        for step in range(STEPS):
+            for part in reversed(range(slab.x_parts)):
+                x.multiply(slab.sums, own[step * 4], step, part, i32(1))
         commit_group_products()
+        if block:
+            wait_group_products(1)
+            x.release(at - 1)
     # Sums on their way into the next turn of a loop would have ptxas wait for each product by itself.
     wait_group_products(0, slab.sums, slab.rows * ROWS)
+    x.release(index * BLOCKS + BLOCKS - 1)
 
 
 def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
@@ -157,14 +156,16 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
         step = waiting.pop(0)
         own = step // run % 2
         wait_group_products(left, partial[own], rows)
+        if step % STEPS == STEPS - 1:
+            x.release(index * BLOCKS + step // STEPS)
         scales = weights.scale(step)
         with T.unroll(0, slab.rows * 4) as i:
             scale = T.Select(i % 4 < 2, scales[0], scales[1])
             T.buffer_store(slab.sums, fma(scale, partial[own][i], slab.sums[i]), [i])
 
     for block in range(BLOCKS):
-        x.next(index, block)
         words = weights.words(block)
+        x.next(index * BLOCKS + block)
         for first in range(0, STEPS, run):
             own = (block * STEPS + first) // run % 2
             for i, word in enumerate(word for step in words[first : first + run] for word in step[0]):
@@ -173,7 +174,7 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
             for step in range(first, first + run):
                 for part in reversed(range(slab.x_parts)):
                     begun = step > first or part < slab.x_parts - 1
-                    x.multiply(partial[own], a[own][(step - first) * 4], block, step, part, i32(begun))
+                    x.multiply(partial[own], a[own][(step - first) * 4], step, part, i32(begun))
             commit_group_products()
             if waiting:
                 settle(1)
@@ -202,15 +203,14 @@ class _WeightsAhead:
             T.evaluate(0)
         return noted.places
 
-    def _words(self, slab: Any) -> Words:
-        return Words(self.product.pieces(), self.product.weight, self.tile, slab)
+    def _words(self, slab: Any) -> _Early:
+        return _Early(self.product.pieces(), self.product.weight, self.tile, slab)
 
     def load(self, slab: Any) -> None:
         """Begin to read a slab."""
         words = self._words(slab)
         for i, (piece, at) in enumerate(self._places(slab)):
-            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
-            T.buffer_store(self.later, found, [i])
+            T.buffer_store(self.later, words.early(piece, at), [i])
 
     def next(self, slab: Any) -> Plain | Coded:
         """What the slab's operands are made of; the one behind it begins to come."""
@@ -218,6 +218,18 @@ class _WeightsAhead:
             T.buffer_store(self.now, self.later[i], [i])
         self.load(T.min(slab + 1, self.product.slabs() - 1))
         return self.operands.slab(_Known(self._words(slab), self.now))
+
+
+class _Early(Words):
+    """Words that are read where it says so, not where they are used."""
+
+    def early(self, piece: int, at: Any) -> Any:
+        """Word `at` of a piece; of -1, of the head of a tile."""
+        if piece < 0:
+            return load(self.matrix[self.tile, at])
+        place = self.pieces.starts(self.slab)[piece] + at
+        found = load(self.pieces.at(self.matrix, self.tile, place))
+        return found if self.pieces.whole else T.if_then_else(place < self.pieces.words, found, tirx.const(0, "uint32"))
 
 
 class _Noted(Words):
@@ -252,51 +264,58 @@ class _Known(Words):
 
 
 class _Ahead:
-    """x of a block of the grid, some blocks of columns at a time, behind the totals in shared memory.
+    """x of a block of the grid, 32 columns of x at a time, behind the totals in shared memory.
 
-    Eight rows by eight columns stand together, as a matrix of 128 bytes, and all that there are of eight rows.
+    Eight rows by eight columns stand together, as a matrix of 128 bytes, and all that there are of eight rows. One
+    thread has them copied as a whole. Warps go on without each other: a stage has two counts of arrivals, of what comes
+    and of warps whose products are done with what came.
     """
 
     def __init__(self, product: Product, image: Image, size: Size, memory: Any, block: Any, thread: Any) -> None:
         self.image, self.size, self.memory, self.block, self.thread = image, size, memory, block, thread
         self.first, self.parts = THREADS * size.sums, product.x_parts
-        self.eight = size.blocks * image.block_words  # words of eight rows
-        self.count = product.slabs() * BLOCKS // size.blocks
+        self.count = image.blocks
+        self.there, self.done = shared((size.stages,), "uint64"), shared((size.stages,), "uint64")
+
+    def prepare(self) -> None:
+        """Counts begin."""
+        with T.If(self.thread == 0), T.Then():
+            for stage in range(self.size.stages):
+                begin_arrivals(self.there[stage], 1)
+                begin_arrivals(self.done[stage], WARPS)
+        barrier()
 
     def begin(self) -> None:
         """Let the first blocks of columns come."""
-        for stage in range(self.size.stages - 2):
-            self._copy(i32(stage))
+        with T.If(self.thread == 0), T.Then():
+            for index in range(min(self.size.stages - 2, self.count)):
+                self._copy(i32(index))
 
-    def next(self, slab: Any, block: int) -> None:
-        """Block `block` of a slab is there, for threads and tensor cores; others come in place of the last but one's.
+    def next(self, index: Any) -> None:
+        """Block `index` of 32 columns is there, for tensor cores; another one comes in place of the last but one."""
+        later = held(index + (self.size.stages - 2), "int32")
+        with T.If(tirx.all(self.thread == 0, later < self.count)), T.Then():
+            wait_arrivals(self.done[self._stage(later)], T.floordiv(later, self.size.stages) + 1)
+            self._copy(later)
+        self.stage = held(self._stage(index), "int32")
+        wait_arrivals(self.there[self.stage], T.floordiv(index, self.size.stages))
 
-        Tensor cores may still read what came last, and nothing else: threads have waited for the products before.
-        """
-        if block % self.size.blocks:
-            return
-        index = slab * (BLOCKS // self.size.blocks) + block // self.size.blocks
-        wait_copies(self.size.stages - 3)
-        share_with_tensor_cores()
-        barrier()
-        self._copy(index + self.size.stages - 2)
-        self.stage = self._stage(index)
+    def release(self, index: Any) -> None:
+        """The warp's products of a block are done."""
+        with T.If(T.floormod(self.thread, WARP) == 0), T.Then():
+            arrive(self.done[self._stage(index)])
 
     def _stage(self, index: Any) -> Any:
-        words = self.size.rows * self.eight
-        return held(self.first + T.floormod(index, self.size.stages) * words, "int32")
+        return T.floormod(index, self.size.stages)
 
     def _copy(self, index: Any) -> None:
-        """Blocks that come together, where there are any."""
-        pieces, stage = self.eight // COPIED, self._stage(index)  # pieces of eight rows
-        with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
-            place = turn * THREADS + self.thread
-            n = self.block * self.size.rows + T.floordiv(place, pieces)
-            given = self.image.data[n, index * self.eight + place % pieces * COPIED]
-            copy_async(self.memory[stage + place * COPIED], given, 4 * COPIED)
-        commit_copies()
+        """A block of columns begins to come."""
+        words = self.size.rows * self.image.block_words
+        given = self.image.data[self.image.apart(self.block, index, self.size.rows)]
+        copy_whole(self.memory[self.first + self._stage(index) * words], given, 4 * words, self.there[self._stage(index)])
 
-    def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
+    def multiply(self, sums: Any, a: Any, step: int, part: int, begun: Any) -> None:
         """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
-        place = ((block % self.size.blocks * STEPS + step) * self.parts + part) * 2 * MATRIX
-        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage + place], 4 * self.eight, begun)
+        first = self.first + self.stage * (self.size.rows * self.image.block_words)
+        place = (step * self.parts + part) * 2 * MATRIX
+        group_mma(self.size.rows * ROWS, sums, a, self.memory[first + place], 4 * self.image.block_words, begun)
