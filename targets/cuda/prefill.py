@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image, block_words
-from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local
+from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local, u32
 from llmc.targets.cuda.operands import Operands
 from llmc.targets.cuda.prelude import COPIED, commit_copies, copy_async, wait_copies
 from llmc.targets.cuda.product import ROWS, Product
@@ -114,7 +114,10 @@ class Totals:
 
     def before(self, i: Any, begun: Any = None) -> Any:
         """One of them, or zero before there is any."""
-        return self.read(i) if begun is None else T.if_then_else(begun, self.read(i), f32(0))
+        if begun is None:
+            return self.read(i)
+        word = T.if_then_else(begun, self.memory[i * self.threads + self.thread], u32(0))
+        return T.reinterpret("float32", held(word, "uint32"))
 
     def read(self, i: Any) -> Any:
         """One of them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensor_cores
+from arrivals import Arrivals
 from thread_memory import Fault
 
 Array = np.ndarray[Any, Any]
@@ -47,9 +48,11 @@ class _Product:
 class GroupProducts:
     """Those of one launch, all of whose threads do the same."""
 
-    def __init__(self, pointed: Callable[[Any, int], tuple[Any, list[Place]]], number: Callable[[Any], Array]) -> None:
+    def __init__(
+        self, pointed: Callable[[Any, int], tuple[Any, list[Place]]], number: Callable[[Any], Array], arrivals: Arrivals
+    ) -> None:
         """`pointed` finds words behind an address, `number` what an argument is, of all threads."""
-        self.pointed, self.number = pointed, number
+        self.pointed, self.number, self.arrivals = pointed, number, arrivals
         self.waiting: list[_Product] = []
         self.groups, self.begun, self.shared = 0, False, False
 
@@ -87,6 +90,7 @@ class GroupProducts:
         space, at, thread = first[0]
         step = int(self.number(args[3])[0]) // 4
         found = []
+        self.arrivals.read(shared, space, at, at + (rows // 8 - 1) * step + 2 * LANES - 1, self.groups)
         for n in range(rows // 8):
             own = [at + n * step + word * LANES + thread % LANES for word in range(2)]
             if any((each >= shared.data.shape[1]).any() for each in own):
@@ -103,6 +107,7 @@ class GroupProducts:
 
     def _wait(self, groups: int, settled: bool) -> None:
         """All groups but the last so many are done. Sums are there once they were named, which keeps nvcc in order."""
+        self.arrivals.done = self.groups - groups
         for each in self.waiting:
             each.release(self.groups - groups)
         if settled:
