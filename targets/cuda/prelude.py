@@ -46,9 +46,11 @@ static __device__ __forceinline__ void llmc_after_launches() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
+static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
 static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
-  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(llmc_shared_place(shared)), "l"(global), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void llmc_commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() {
@@ -65,9 +67,9 @@ def _group_functions(rows: int) -> str:
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     return f"""\
 static __device__ __forceinline__ void llmc_group_mma_{rows}(
-    float* sums, const unsigned* a, const unsigned* x, unsigned step, int begun) {{
-  unsigned long long matrix = (__cvta_generic_to_shared(x) & 0x3FFFF) >> 4;
-  matrix |= 8ull << 16 | static_cast<unsigned long long>(step >> 4) << 32;
+    float* sums, const unsigned* a, const unsigned* x, unsigned offset, unsigned step, int begun) {{
+  unsigned place = (llmc_shared_place(x) >> 4) + (offset >> 4) + (8u << 16);
+  unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | place;
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
       "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
       "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
@@ -80,15 +82,9 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_pro
 
 
 FUNCTIONS += """\
-static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
-  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
 template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_products(unsigned* a) {
   for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
-}
-static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 static __device__ __forceinline__ void llmc_begin_arrivals(void* arrivals, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(llmc_shared_place(arrivals)), "r"(count) : "memory");
@@ -163,17 +159,14 @@ def mma(sums: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
 
 
-def group_mma(rows: int, sums: Any, a: Any, x: Any, step: Any, begun: Any) -> None:
+def group_mma(rows: int, sums: Any, a: Any, x: Any, offset: int, step: int, begun: int) -> None:
     """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
 
-    Sums and a: buffer, and the first word of a lane's; `x` in shared memory: eight rows every `step` bytes. `begun` 0:
-    sums are zero, whatever they hold.
+    Sums and a: buffer, and the first word of a lane's; x in shared memory, so many bytes behind word `x`: eight rows
+    every `step` bytes. `begun` 0: sums are zero, whatever they hold.
     """
-    T.evaluate(
-        T.call_extern(
-            "void", f"llmc_group_mma_{rows}", T.address_of(sums[0]), T.address_of(a), T.address_of(x), step, begun
-        )
-    )
+    places = (T.address_of(each) for each in (sums[0], a, x))
+    T.evaluate(T.call_extern("void", f"llmc_group_mma_{rows}", *places, offset, step, begun))
 
 
 def begin_group_products(a: Any, words: int) -> None:
@@ -194,11 +187,6 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
         T.evaluate(T.call_extern("void", f"llmc_wait_group_products_{rows}<{groups}>", T.address_of(sums[0])))
 
 
-def share_with_tensor_cores() -> None:
-    """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
-    T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
-
-
 def begin_arrivals(arrivals: Any, count: int) -> None:
     """Turns in which so many threads arrive, or one that begins a copy; others know of it behind a barrier."""
     T.evaluate(T.call_extern("void", "llmc_begin_arrivals", T.address_of(arrivals), count))
@@ -216,9 +204,8 @@ def wait_arrivals(arrivals: Any, turn: Any) -> None:
 
 def copy_whole(shared: Any, given: Any, bytes: int, arrivals: Any) -> None:
     """Begin to copy to shared memory, for one thread of a block; it arrives, and its turn waits for the bytes too."""
-    T.evaluate(
-        T.call_extern("void", "llmc_copy_whole", T.address_of(shared), T.address_of(given), bytes, T.address_of(arrivals))
-    )
+    shared, given, arrivals = (T.address_of(each) for each in (shared, given, arrivals))
+    T.evaluate(T.call_extern("void", "llmc_copy_whole", shared, given, bytes, arrivals))
 
 
 def load(given: Any) -> Any:

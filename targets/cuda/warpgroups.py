@@ -35,9 +35,9 @@ from llmc.targets.cuda.launch import (
 from llmc.targets.cuda.operands import STEPS, Coded, Operands, Plain
 from llmc.targets.cuda.prefill import Totals
 from llmc.targets.cuda.prelude import (
-    begin_group_products,
     arrive,
     begin_arrivals,
+    begin_group_products,
     commit_group_products,
     copy_whole,
     group_mma,
@@ -134,7 +134,7 @@ def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None
         begin_group_products(own, STEPS * 4)
         for step in range(STEPS):
             for part in reversed(range(slab.x_parts)):
-                x.multiply(slab.sums, own[step * 4], step, part, i32(1))
+                x.multiply(slab.sums, own[step * 4], step, part, 1)
         commit_group_products()
         if block:
             wait_group_products(1)
@@ -174,7 +174,7 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
             for step in range(first, first + run):
                 for part in reversed(range(slab.x_parts)):
                     begun = step > first or part < slab.x_parts - 1
-                    x.multiply(partial[own], a[own][(step - first) * 4], step, part, i32(begun))
+                    x.multiply(partial[own], a[own][(step - first) * 4], step, part, int(begun))
             commit_group_products()
             if waiting:
                 settle(1)
@@ -314,8 +314,10 @@ class _Ahead:
         given = self.image.data[self.image.apart(self.block, index, self.size.rows)]
         copy_whole(self.memory[self.first + self._stage(index) * words], given, 4 * words, self.there[self._stage(index)])
 
-    def multiply(self, sums: Any, a: Any, step: int, part: int, begun: Any) -> None:
+    def multiply(self, sums: Any, a: Any, step: int, part: int, begun: int) -> None:
         """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
         first = self.first + self.stage * (self.size.rows * self.image.block_words)
-        place = (step * self.parts + part) * 2 * MATRIX
-        group_mma(self.size.rows * ROWS, sums, a, self.memory[first + place], 4 * self.image.block_words, begun)
+        offset = (step * self.parts + part) * 2 * MATRIX
+        group_mma(
+            self.size.rows * ROWS, sums, a, self.memory[first], 4 * offset, 4 * self.image.block_words, begun
+        )

@@ -16,7 +16,6 @@ Place = tuple[Array, Array, Array]  # space, element, thread
 LANES, WARPS = 32, 4
 NAMES = (
     "llmc_group_mma_", "llmc_begin_group_products<", "llmc_commit_group_products", "llmc_wait_group_products",
-    "llmc_share_with_tensor_cores",
 )  # fmt: skip
 
 
@@ -65,8 +64,6 @@ class GroupProducts:
             self.begun = True
         elif kind == "llmc_commit_group_products":
             self.groups, self.begun = self.groups + 1, False
-        elif kind == "llmc_share_with_tensor_cores":
-            self.shared = True
         else:
             self._wait(int(name.partition("<")[2][:-1]), settled=bool(len(args)))
 
@@ -80,15 +77,15 @@ class GroupProducts:
         before = next((each for each in self.waiting if each.memory is memory and _same(each.places, places)), None)
         if before is not None:
             sums = before.values
-        elif self.number(args[4])[0]:
+        elif self.number(args[5])[0]:
             sums = np.stack([memory.read(*place) for place in places])
         else:
             sums = np.zeros((rows // 2, len(places[0][2])), np.float32)
-        if before is not None and not self.number(args[4])[0]:
+        if before is not None and not self.number(args[5])[0]:
             raise Fault("sums from zero, while others are on their way to the same place")
         a = np.stack([weights.read(*place) for place in weight_places])
         space, at, thread = first[0]
-        step = int(self.number(args[3])[0]) // 4
+        at, step = at + int(args[3]) // 4, int(args[4]) // 4
         found = []
         self.arrivals.read(shared, space, at, at + (rows // 8 - 1) * step + 2 * LANES - 1, self.groups)
         for n in range(rows // 8):

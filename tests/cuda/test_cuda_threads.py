@@ -22,7 +22,6 @@ from llmc.targets.cuda.launch import (
     f32,
     fill,
     held,
-    i32,
     launch,
     local,
     row_kernel,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class Kernel:
         fill(self.a, bf16_pair(f32(1), f32(1)))
         if self.begins:
             begin_group_products(self.a, 4)
-        group_mma(128, self.sums, self.a[0], self.memory[0], 256, i32(turn))
+        group_mma(128, self.sums, self.a[0], self.memory[0], 0, 256, turn)
         commit_group_products()
         if not self.keeps:
             fill(self.a, u32(0))
