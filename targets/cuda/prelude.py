@@ -46,11 +46,9 @@ static __device__ __forceinline__ void llmc_after_launches() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
-static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-}
 static __device__ __forceinline__ void llmc_copy_async(void* shared, const void* global, unsigned bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(llmc_shared_place(shared)), "l"(global), "r"(bytes) : "memory");
+  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(place), "l"(global), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void llmc_commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() {
@@ -68,7 +66,7 @@ def _group_functions(rows: int) -> str:
     return f"""\
 static __device__ __forceinline__ void llmc_group_mma_{rows}(
     float* sums, const unsigned* a, const unsigned* x, unsigned offset, unsigned step, int begun) {{
-  unsigned place = (llmc_shared_place(x) >> 4) + (offset >> 4) + (8u << 16);
+  unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(x)) >> 4) + (offset >> 4) + (8u << 16);
   unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | place;
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
       "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
@@ -82,9 +80,15 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_pro
 
 
 FUNCTIONS += """\
+static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
 template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_products(unsigned* a) {
   for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 static __device__ __forceinline__ void llmc_begin_arrivals(void* arrivals, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(llmc_shared_place(arrivals)), "r"(count) : "memory");
@@ -107,7 +111,7 @@ static __device__ __forceinline__ void llmc_copy_whole(
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       : : "r"(llmc_shared_place(shared)), "l"(given), "r"(bytes), "r"(llmc_shared_place(arrivals)) : "memory");
 }
-static __device__ __forceinline__ unsigned llmc_load(const void* given) {
+static __device__ __forceinline__ unsigned llmc_load_now(const void* given) {
   unsigned word;
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(given));
   return word;
@@ -159,14 +163,17 @@ def mma(sums: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
 
 
-def group_mma(rows: int, sums: Any, a: Any, x: Any, offset: int, step: int, begun: int) -> None:
+def group_mma(rows: int, sums: Any, a: Any, x: Any, offset: int, step: Any, begun: Any) -> None:
     """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
 
-    Sums and a: buffer, and the first word of a lane's; x in shared memory, so many bytes behind word `x`: eight rows
-    every `step` bytes. `begun` 0: sums are zero, whatever they hold.
+    Sums and a: buffer, and the first word of a lane's; x in shared memory, `offset` bytes behind `x`, which many
+    products may have in common: eight rows every `step` bytes. `begun` 0: sums are zero, whatever they hold.
     """
-    places = (T.address_of(each) for each in (sums[0], a, x))
-    T.evaluate(T.call_extern("void", f"llmc_group_mma_{rows}", *places, offset, step, begun))
+    T.evaluate(
+        T.call_extern(
+            "void", f"llmc_group_mma_{rows}", *(T.address_of(each) for each in (sums[0], a, x)), offset, step, begun
+        )
+    )
 
 
 def begin_group_products(a: Any, words: int) -> None:
@@ -185,6 +192,11 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
         T.evaluate(T.call_extern("void", f"llmc_wait_group_products<{groups}>"))
     else:
         T.evaluate(T.call_extern("void", f"llmc_wait_group_products_{rows}<{groups}>", T.address_of(sums[0])))
+
+
+def share_with_tensor_cores() -> None:
+    """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
+    T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
 
 
 def begin_arrivals(arrivals: Any, count: int) -> None:
@@ -208,9 +220,9 @@ def copy_whole(shared: Any, given: Any, bytes: int, arrivals: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_copy_whole", shared, given, bytes, arrivals))
 
 
-def load(given: Any) -> Any:
-    """A word of what is not written in this launch, read now, not where it is used."""
-    return T.call_pure_extern("uint32", "llmc_load", T.address_of(given))
+def load_now(given: Any) -> Any:
+    """A word of a matrix, which is read here and not where it is used."""
+    return T.call_pure_extern("uint32", "llmc_load_now", T.address_of(given))
 
 
 def after_launches() -> None:

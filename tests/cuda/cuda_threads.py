@@ -383,7 +383,7 @@ class _Launch:
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
             return self._shuffle_from(expr, mask)
-        if name == "call_pure_extern" and expr.args[0].value == "llmc_load":
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_load_now":
             return self._loaded(expr, mask)
         if name == "call_pure_extern" and expr.args[0].value == "llmc_word_at":
             return self._word_at(expr, mask)
