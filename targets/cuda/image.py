@@ -18,6 +18,7 @@ from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB
 from llmc.targets.cuda.target import WARP
 
 WARPS = 4  # of a block: each has a slab
+SUMS = 2 * WARP  # words of eight rows' sums over a slab, `apart`: twice, for both parts of offsets
 
 
 def block_words(product: Product) -> int:
@@ -36,7 +37,8 @@ class Image:
         self.offsets = product.form.offsets
         self.eights = self.filled(eights)
         slabs = product.slabs()
-        self.data = T.alloc_buffer((self.eights, slabs * BLOCKS * self.block_words), "uint32")
+        self.slab_words = BLOCKS * self.block_words + self.offsets * SUMS  # of eight rows, where these stand `apart`
+        self.data = T.alloc_buffer((self.eights * (slabs * self.slab_words),), "uint32")
         if self.offsets:
             self.sums = T.alloc_buffer((self.eights, slabs * self.offsets * WARP), "uint32")
 
@@ -49,7 +51,8 @@ class Image:
         """For blocks of so many eights of rows: a warp for 128 columns of eight rows. Rows beyond the last are any.
 
         `apart`: a lane's words do not stand side by side, but each beside the same one of other lanes. So eight rows by
-        eight columns are 128 bytes, row after row, as `wgmma` takes them.
+        eight columns are 128 bytes, row after row, as `wgmma` takes them; and of all rows of a block of the grid what
+        belongs to 32 columns stands together, sums behind the last ones of their slab.
         """
         product = self.product
         slabs = -(-product.slabs() // WARPS)
@@ -67,25 +70,39 @@ class Image:
                         for at, word in enumerate(words[step]):
                             T.buffer_store(held, word, [at])
                         if apart:
-                            first = slab * BLOCKS * self.block_words + (of * STEPS + step) * WARP * self.words
+                            first = self.apart(T.floordiv(eight, eights), slab, of, eights)
+                            first = first + eight % eights * self.block_words + step * WARP * self.words
                             for at in range(self.words):
-                                T.buffer_store(self.data, held[at], [eight, first + at * WARP + lane])
+                                T.buffer_store(self.data, held[at], [first + at * WARP + lane])
                         else:
-                            place = self._place(slab, of, step, lane)
-                            T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [eight, place])
+                            place = self._place(eight, slab, of, step, lane)
+                            T.buffer_store(self.data, held[T.ramp(0, 1, self.words)], [place])
                     sums.add(0, of, words)
                 for at in range(self.offsets):
-                    T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])
+                    if apart:
+                        first = self.apart(T.floordiv(eight, eights), slab, BLOCKS, eights)
+                        first = first + (at * eights + eight % eights) * SUMS
+                        T.buffer_store(held, sums.pair(0, at), [0])
+                        for copy in range(SUMS // WARP):
+                            T.buffer_store(self.data, held[0], [first + copy * WARP + lane])
+                    else:
+                        T.buffer_store(self.sums, sums.pair(0, at), [eight, (slab * self.offsets + at) * WARP + lane])
 
-    def _place(self, slab: Any, block: int, step: int, lane: Any) -> Any:
-        first = (slab * BLOCKS + block) * self.block_words + (step * WARP + lane) * self.words
+    def apart(self, rows: Any, slab: Any, block: int, eights: int) -> Any:
+        """The first word of 32 columns of so many eights of rows, or behind all blocks of a slab, of their sums."""
+        before = (rows * self.product.slabs() + slab) * (eights * self.slab_words)
+        return before + block * eights * self.block_words
+
+    def _place(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> Any:
+        first = ((n * self.product.slabs() + slab) * BLOCKS + block) * self.block_words
+        first = first + (step * WARP + lane) * self.words
         return T.ramp(first, 1, self.words)
 
     def read(self, n: Any, slab: Any, block: int, step: int, lane: Any) -> list[Any]:
         """A lane's words of eight rows for a product."""
         held = local((self.words,), "uint32")
-        place = self._place(slab, block, step, lane)
-        T.buffer_store(held, self.data[n, place], [T.ramp(0, 1, self.words)])
+        place = self._place(n, slab, block, step, lane)
+        T.buffer_store(held, self.data[place], [T.ramp(0, 1, self.words)])
         return [held[i] for i in range(self.words)]
 
     def pair(self, n: Any, slab: Any, at: int, lane: Any) -> Any:

@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import Image, block_words
-from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local
+from llmc.targets.cuda.launch import barrier, dynamic, f32, fill, held, launch, local, u32
 from llmc.targets.cuda.operands import Operands
 from llmc.targets.cuda.prelude import COPIED, commit_copies, copy_async, wait_copies
 from llmc.targets.cuda.product import ROWS, Product
@@ -75,8 +75,9 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
         ahead = _Ahead(product, image, size, memory, block, thread)
         tile = (outputs * WARPS + warp) * TILES
         ahead.begin()
-        totals.begin()
         with T.serial(0, product.strands(), unroll=False) as strand:
+            with T.If(strand > 0), T.Then():
+                totals.add(sums, strand > 1)
             fill(sums, f32(0))
             with T.serial(0, product.slabs_of(strand), unroll=False) as i:
                 index = strand * product.run() + i
@@ -85,39 +86,43 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
                     ahead.next(index, of)
                     slab.multiply(of, lambda n, step, of=of: ahead.read(n, of, step, lane))  # type: ignore[misc]
                 slab.add_offsets(lambda n, at: image.pair(block * size.rows + n, index, at, lane))
-            totals.add(sums)
         wait_copies(0)
-        with T.unroll(0, size.rows) as n:
-            for own in range(TILES):
-                for i in range(4):
-                    row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
-                    output = (tile + own) * TILE + operands.first + i // 2 * 8
-                    with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                        T.buffer_store(product.out, totals.read((n * TILES + own) * 4 + i), [row, output])
+        several = tirx.const(product.strands() > 1, "bool")
+        for i in range(size.sums):
+            n, own = i // 4 // TILES, i // 4 % TILES
+            row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
+            output = (tile + own) * TILE + operands.first + i // 2 % 2 * 8
+            with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
+                T.buffer_store(
+                    product.out, totals.before(i, several) + sums[i], [row, output]
+                )
 
 
 class Totals:
-    """A thread's sums of strands, at the beginning of shared memory."""
+    """A thread's sums of strands: the first `kept` in registers, the others at the beginning of shared memory."""
 
-    def __init__(self, memory: Any, thread: Any, threads: int, count: int) -> None:
-        self.memory, self.thread, self.threads, self.count = memory, thread, threads, count
+    def __init__(self, memory: Any, thread: Any, threads: int, count: int, kept: int = 0) -> None:
+        self.memory, self.thread, self.threads, self.count, self.kept = memory, thread, threads, count, kept
+        self.own = local((kept,)) if kept else None
 
-    def begin(self) -> None:
-        """Nothing is summed yet."""
-        with T.serial(0, self.count) as i:
-            self._store(i, f32(0))
+    def add(self, sums: Any, begun: Any) -> None:
+        """A strand more, or, where none is `begun`, the first one."""
+        for i in range(self.count):
+            total = self.before(i, begun) + sums[i]
+            if self.own is not None and i < self.kept:
+                T.buffer_store(self.own, total, [i])
+            else:
+                T.buffer_store(self.memory, T.reinterpret("uint32", held(total)), [self._place(i)])
 
-    def add(self, sums: Any) -> None:
-        """A strand more."""
-        with T.unroll(0, self.count) as i:
-            self._store(i, self.read(i) + sums[i])
+    def before(self, i: int, begun: Any) -> Any:
+        """One of them; zero, where none is `begun`."""
+        if self.own is not None and i < self.kept:
+            return T.if_then_else(begun, self.own[i], f32(0))
+        word = T.if_then_else(begun, self.memory[self._place(i)], u32(0))
+        return T.reinterpret("float32", held(word, "uint32"))
 
-    def read(self, i: Any) -> Any:
-        """One of them."""
-        return T.reinterpret("float32", held(self.memory[i * self.threads + self.thread], "uint32"))
-
-    def _store(self, i: Any, number: Any) -> None:
-        T.buffer_store(self.memory, T.reinterpret("uint32", held(number)), [i * self.threads + self.thread])
+    def _place(self, i: int) -> Any:
+        return (i - self.kept) * self.threads + self.thread
 
 
 class _Ahead:
@@ -144,7 +149,7 @@ class _Ahead:
         with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
             place = turn * THREADS + self.thread
             n = self.block * self.size.rows + T.floordiv(place, pieces)
-            given = self.image.data[n, index * self.image.block_words + place % pieces * COPIED]
+            given = self.image.data[(n * self.count + index) * self.image.block_words + place % pieces * COPIED]
             copy_async(self.memory[self._stage(stage) + place * COPIED], given, 4 * COPIED)
         commit_copies()
 

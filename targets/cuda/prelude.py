@@ -75,9 +75,9 @@ def _group_functions(rows: int) -> str:
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     return f"""\
 static __device__ __forceinline__ void llmc_group_mma_{rows}(
-    float* sums, const unsigned* a, const unsigned* x, unsigned step, int begun) {{
-  unsigned long long matrix = (__cvta_generic_to_shared(x) & 0x3FFFF) >> 4;
-  matrix |= 8ull << 16 | static_cast<unsigned long long>(step >> 4) << 32;
+    float* sums, const unsigned* a, const unsigned* x, unsigned offset, unsigned step, int begun) {{
+  unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(x)) >> 4) + (offset >> 4) + (8u << 16);
+  unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | place;
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
       "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
       "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
@@ -96,6 +96,35 @@ static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
 template <int WORDS> static __device__ __forceinline__ void llmc_begin_group_products(unsigned* a) {
   for (int i = 0; i < WORDS; i++) asm volatile("" : "+r"(a[i]));
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+static __device__ __forceinline__ unsigned llmc_shared_place(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+static __device__ __forceinline__ void llmc_begin_arrivals(void* arrivals, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(llmc_shared_place(arrivals)), "r"(count) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+static __device__ __forceinline__ void llmc_arrive(void* arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(llmc_shared_place(arrivals)) : "memory");
+}
+static __device__ __forceinline__ void llmc_wait_arrivals(void* arrivals, unsigned turn) {
+  unsigned done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(llmc_shared_place(arrivals)), "r"(turn & 1) : "memory");
+  } while (!done);
+}
+static __device__ __forceinline__ void llmc_copy_whole(
+    void* shared, const void* given, unsigned bytes, void* arrivals) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+      : : "r"(llmc_shared_place(arrivals)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      : : "r"(llmc_shared_place(shared)), "l"(given), "r"(bytes), "r"(llmc_shared_place(arrivals)) : "memory");
+}
+static __device__ __forceinline__ unsigned llmc_load_now(const void* given) {
+  unsigned word;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(given));
+  return word;
 }
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(GROUPS) : "memory");
@@ -144,15 +173,15 @@ def mma(sums: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
 
 
-def group_mma(rows: int, sums: Any, a: Any, x: Any, step: Any, begun: Any) -> None:
+def group_mma(rows: int, sums: Any, a: Any, x: Any, offset: int, step: Any, begun: Any) -> None:
     """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
 
-    Sums and a: buffer, and the first word of a lane's; `x` in shared memory: eight rows every `step` bytes. `begun` 0:
-    sums are zero, whatever they hold.
+    Sums and a: buffer, and the first word of a lane's; x in shared memory, `offset` bytes behind `x`, which many
+    products may have in common: eight rows every `step` bytes. `begun` 0: sums are zero, whatever they hold.
     """
     T.evaluate(
         T.call_extern(
-            "void", f"llmc_group_mma_{rows}", T.address_of(sums[0]), T.address_of(a), T.address_of(x), step, begun
+            "void", f"llmc_group_mma_{rows}", *(T.address_of(each) for each in (sums[0], a, x)), offset, step, begun
         )
     )
 
@@ -178,6 +207,32 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
 def share_with_tensor_cores() -> None:
     """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
     T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
+
+
+def begin_arrivals(arrivals: Any, count: int) -> None:
+    """Turns in which so many threads arrive, or one that begins a copy; others know of it behind a barrier."""
+    T.evaluate(T.call_extern("void", "llmc_begin_arrivals", T.address_of(arrivals), count))
+
+
+def arrive(arrivals: Any) -> None:
+    """The thread has come, of those that a turn waits for."""
+    T.evaluate(T.call_extern("void", "llmc_arrive", T.address_of(arrivals)))
+
+
+def wait_arrivals(arrivals: Any, turn: Any) -> None:
+    """Until turn `turn`, from 0 on, is over, or the one before it is not: turns are told apart by their last bit."""
+    T.evaluate(T.call_extern("void", "llmc_wait_arrivals", T.address_of(arrivals), turn))
+
+
+def copy_whole(shared: Any, given: Any, bytes: int, arrivals: Any) -> None:
+    """Begin to copy to shared memory, for one thread of a block; it arrives, and its turn waits for the bytes too."""
+    shared, given, arrivals = (T.address_of(each) for each in (shared, given, arrivals))
+    T.evaluate(T.call_extern("void", "llmc_copy_whole", shared, given, bytes, arrivals))
+
+
+def load_now(given: Any) -> Any:
+    """A word of a matrix, which is read here and not where it is used."""
+    return T.call_pure_extern("uint32", "llmc_load_now", T.address_of(given))
 
 
 def after_launches() -> None:

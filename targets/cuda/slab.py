@@ -90,16 +90,21 @@ class Slab:
         for at in range(self.operands.form.offsets):
             a, b = local((self.tiles * 4,), "uint32"), local((2,), "uint32")
             for own, weights in enumerate(self.weights):
-                assert isinstance(weights, Coded)
-                for half, offset in enumerate(weights.offsets(at)):
-                    T.buffer_store(a, bf16_pair(offset, offset), [own * 4 + half])
-                    rest = held(offset - low(a[own * 4 + half]))
-                    T.buffer_store(a, bf16_pair(rest, rest), [own * 4 + half + 2])
+                put_offsets(weights, at, a, own * 4)
             with T.unroll(0, self.rows) as n:
                 for i in range(2):
                     T.buffer_store(b, take(n, at), [i])
                 for own in range(self.tiles):
                     mma(self.sums[(n * self.tiles + own) * 4], a[own * 4], b[0])
+
+
+def put_offsets(weights: Any, at: int, a: Any, first: int) -> None:
+    """Stored offsets, as weights of a product: four words of `a`."""
+    assert isinstance(weights, Coded)
+    for half, offset in enumerate(weights.offsets(at)):
+        T.buffer_store(a, bf16_pair(offset, offset), [first + half])
+        rest = held(offset - low(a[first + half]))
+        T.buffer_store(a, bf16_pair(rest, rest), [first + half + 2])
 
 
 class BlockSums:

@@ -13,73 +13,58 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.cuda.image import Image, block_words
-from llmc.targets.cuda.launch import (
-    after_launches,
-    barrier,
-    dynamic,
-    f32,
-    fill,
-    fma,
-    held,
-    i32,
-    launch,
-    local,
-    together,
-)
+from llmc.targets.cuda.image import Image
+from llmc.targets.cuda.launch import after_launches, dynamic, f32, fill, fma, launch, local, together
 from llmc.targets.cuda.operands import STEPS, Coded, Operands, Plain
 from llmc.targets.cuda.prefill import Totals
-from llmc.targets.cuda.prelude import (
-    COPIED,
-    begin_group_products,
-    commit_copies,
-    commit_group_products,
-    copy_async,
-    group_mma,
-    share_with_tensor_cores,
-    wait_copies,
-    wait_group_products,
-)
+from llmc.targets.cuda.prelude import begin_group_products, commit_group_products, wait_group_products
 from llmc.targets.cuda.product import ROWS, Product
-from llmc.targets.cuda.slab import Slab
-from llmc.targets.cuda.stream import BLOCKS, Words
+from llmc.targets.cuda.slab import Slab, put_offsets
+from llmc.targets.cuda.stream import BLOCKS
 from llmc.targets.cuda.target import WARP, CudaTarget
+from llmc.targets.cuda.weights_ahead import WeightsAhead
+from llmc.targets.cuda.x_ahead import XAhead, stage_words
 
 WARPS = 8  # of a block: two groups
 THREADS = WARPS * WARP
-MATRIX = WARP  # words of eight rows by eight columns, as they stand for tensor cores
+KEPT = 32  # totals of a thread that registers have room for
+RESERVED = 1 << 8  # bytes of shared memory for counts of arrivals
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a block: rows of x by eights, blocks of 32 columns of x that come together, and how often they have room."""
+    """Of a block: rows of x by eights, stages for 32 columns of x, and a thread's totals that are in registers."""
 
     rows: int
-    blocks: int
     stages: int
+    kept: int
 
     @property
     def sums(self) -> int:
         """Of a thread."""
         return self.rows * 4
 
+    @property
+    def totals(self) -> int:
+        """Words of shared memory for the others."""
+        return THREADS * (self.sums - self.kept)
+
     def words(self, product: Product) -> int:
         """Of shared memory."""
-        return THREADS * self.sums + self.stages * self.rows * self.blocks * block_words(product)
+        return self.totals + self.stages * stage_words(product, self.rows)
 
 
 def fitted(target: CudaTarget, product: Product) -> Size | None:
     """The size that fits a multiprocessor; None where tensor cores take no such operands, or weights have two parts."""
     if not target.wgmma or product.form.parts > 1:
         return None
-    rows = 16 if product.form.run else 32  # unscaled sums take twice as many registers as sums do
-    sizes = (Size(rows, blocks, stages) for blocks in (4, 2, 1) for stages in (4, 3))
-    room = target.shared_bytes - product.form.value_bytes
-    return next((size for size in sizes if 4 * size.words(product) <= room), None)
+    # Unscaled sums take twice as many registers as sums do; where there are none, some are left.
+    rows, kept = (16, 0) if product.form.run else (32, KEPT)
+    room = target.shared_bytes - product.form.value_bytes - RESERVED
+    return next(size for stages in (8, 7, 6, 5, 4) if 4 * (size := Size(rows, stages, kept)).words(product) <= room)
 
 
 def multiply_most(product: Product, image: Image, size: Size) -> None:
@@ -92,17 +77,19 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
     }
     with launch(grid, waits=False) as (block, outputs, thread), together(1):
         operands = Operands(product.form, thread, THREADS)
-        lane, tile = T.floormod(thread, WARP), outputs * WARPS + T.floordiv(thread, WARP)
+        tile = outputs * WARPS + T.floordiv(thread, WARP)
         memory, sums = dynamic(size.words(product), product.form.value_bytes), local((size.sums,))
-        totals = Totals(memory, thread, THREADS, size.sums)
-        x = _Ahead(product, image, size, memory, block, thread)
-        weights = _WeightsAhead(product, operands, tile)
+        totals = Totals(memory, thread, THREADS, size.sums, size.kept)
+        x = XAhead(product, image, size.rows, size.stages, memory, size.totals, block, thread)
+        weights = WeightsAhead(product, operands, tile)
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
-        totals.begin()
         weights.load(0)
+        x.prepare(WARPS)
         after_launches()
         x.begin()
         with T.serial(0, product.strands(), unroll=False) as strand:
+            with T.If(strand > 0), T.Then():
+                totals.add(sums, strand > 1)
             fill(sums, f32(0))
             with T.serial(0, product.slabs_of(strand), unroll=False) as i:
                 index = strand * product.run() + i
@@ -110,44 +97,42 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                 slab.weights = [own]
                 if isinstance(own, Coded):
                     _multiply_codes(slab, own, x, index)
-                    slab.add_offsets(lambda n, at: image.pair(block * size.rows + n, index, at, lane))
                 else:
                     _multiply_numbers(slab, own, x, index)
-            totals.add(sums)
-        wait_copies(0)
-        with T.unroll(0, size.rows) as n:
-            for i in range(4):
-                row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
-                output = tile * TILE + operands.first + i // 2 * 8
-                with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                    T.buffer_store(product.out, totals.read(n * 4 + i), [row, output])
+        several = tirx.const(product.strands() > 1, "bool")
+        for i in range(size.sums):
+            row = block * rows + i // 4 * ROWS + operands.quarter * 2 + i % 2
+            output = tile * TILE + operands.first + i // 2 % 2 * 8
+            with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
+                T.buffer_store(
+                    product.out, totals.before(i, several) + sums[i], [row, output]
+                )
 
 
-def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None:
+def _multiply_numbers(slab: Slab, weights: Plain, x: XAhead, index: Any) -> None:
     """A slab of weights that are numbers, added to sums."""
-    together = x.size.blocks
-    a = [local((together * STEPS * 4,), "uint32") for _ in range(2)]
-    for first in range(0, BLOCKS, together):
-        own = a[first // together % 2]
-        if first >= 2 * together:
-            wait_group_products(1)
-        x.next(index, first)
-        blocks = [word for of in range(together) for step in weights.words(first + of) for word in step[0]]
-        for i, word in enumerate(blocks):
+    a = [local((STEPS * 4,), "uint32") for _ in range(2)]
+    for block in range(BLOCKS):
+        own = a[block % 2]
+        for i, word in enumerate(word for step in weights.words(block) for word in step[0]):
             T.buffer_store(own, word, [i])
-        begin_group_products(own, len(blocks))
-        for of in range(together):
-            for step in range(STEPS):
-                for part in reversed(range(slab.x_parts)):
-                    x.multiply(slab.sums, own[(of * STEPS + step) * 4], of, step, part, i32(1))
+        x.next(index, block)
+        begin_group_products(own, STEPS * 4)
+        for step in range(STEPS):
+            for part in reversed(range(slab.x_parts)):
+                x.multiply(slab.sums, own[step * 4], step, part, 1)
         commit_group_products()
+        if block:
+            wait_group_products(1)
+            x.release(index, block - 1)
     # Sums on their way into the next turn of a loop would have ptxas wait for each product by itself.
     wait_group_products(0, slab.sums, slab.rows * ROWS)
+    x.release(index, BLOCKS - 1)
 
 
-def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
+def _multiply_codes(slab: Slab, weights: Coded, x: XAhead, index: Any) -> None:
     """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns."""
-    run, rows = slab.operands.form.run, slab.rows * ROWS
+    run, offsets = slab.operands.form.run, slab.operands.form.offsets
     partial = [local((slab.rows * 4,)) for _ in range(2)]
     a = [local((run * 4,), "uint32") for _ in range(2)]
     waiting: list[int] = []  # the last step of a run whose products are on their way
@@ -156,15 +141,17 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
         """Scale the first run that waits; so many others are on their way."""
         step = waiting.pop(0)
         own = step // run % 2
-        wait_group_products(left, partial[own], rows)
+        wait_group_products(left, partial[own], slab.rows * ROWS)
+        if step % STEPS == STEPS - 1 and not (offsets and step == BLOCKS * STEPS - 1):
+            x.release(index, step // STEPS)
         scales = weights.scale(step)
         with T.unroll(0, slab.rows * 4) as i:
             scale = T.Select(i % 4 < 2, scales[0], scales[1])
             T.buffer_store(slab.sums, fma(scale, partial[own][i], slab.sums[i]), [i])
 
     for block in range(BLOCKS):
-        x.next(index, block)
         words = weights.words(block)
+        x.next(index, block)
         for first in range(0, STEPS, run):
             own = (block * STEPS + first) // run % 2
             for i, word in enumerate(word for step in words[first : first + run] for word in step[0]):
@@ -173,130 +160,23 @@ def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
             for step in range(first, first + run):
                 for part in reversed(range(slab.x_parts)):
                     begun = step > first or part < slab.x_parts - 1
-                    x.multiply(partial[own], a[own][(step - first) * 4], block, step, part, i32(begun))
+                    x.multiply(partial[own], a[own][(step - first) * 4], step, part, int(begun))
             commit_group_products()
             if waiting:
                 settle(1)
             waiting.append(block * STEPS + first + run - 1)
     settle(0)
+    if offsets:
+        _add_offsets(slab, weights, x)
+        x.release(index, BLOCKS - 1)
 
 
-class _WeightsAhead:
-    """Words of a warp's tile, which lanes have read a slab before they make operands of them."""
-
-    def __init__(self, product: Product, operands: Operands, tile: Any) -> None:
-        self.product, self.operands, self.tile = product, operands, product.tiles(tile, 1)[0]
-        count = len(self._places(0))
-        self.now, self.later = local((count,), "uint32"), local((count,), "uint32")
-
-    def _places(self, slab: Any) -> list[tuple[int, Any]]:
-        """Which words of a slab operands are made of, in order."""
-        noted = _Noted(self._words(slab))
-        with IRBuilder(), T.prim_func():  # what is made of them here is thrown away
-            weights = self.operands.slab(noted)
-            for block in range(BLOCKS):
-                weights.words(block)
-            if isinstance(weights, Coded):
-                for at in range(self.operands.form.offsets):
-                    weights.offsets(at)
-            T.evaluate(0)
-        return noted.places
-
-    def _words(self, slab: Any) -> Words:
-        return Words(self.product.pieces(), self.product.weight, self.tile, slab)
-
-    def load(self, slab: Any) -> None:
-        """Begin to read a slab."""
-        words = self._words(slab)
-        for i, (piece, at) in enumerate(self._places(slab)):
-            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
-            T.buffer_store(self.later, found, [i])
-
-    def next(self, slab: Any) -> Plain | Coded:
-        """What the slab's operands are made of; the one behind it begins to come."""
-        for i in range(int(self.now.shape[0])):
-            T.buffer_store(self.now, self.later[i], [i])
-        self.load(T.min(slab + 1, self.product.slabs() - 1))
-        return self.operands.slab(_Known(self._words(slab), self.now))
-
-
-class _Noted(Words):
-    """Writes down which words are asked for; -1 stands for the head of a tile."""
-
-    def __init__(self, words: Words) -> None:
-        super().__init__(words.pieces, words.matrix, words.tile, words.slab)
-        self.places: list[tuple[int, Any]] = []
-
-    def word(self, piece: int, at: Any) -> Any:
-        self.places.append((piece, at))
-        return held(tirx.const(0, "uint32"), "uint32")
-
-    def of_row(self, row: Any) -> Any:
-        self.places.append((-1, row))
-        return held(f32(0))
-
-
-class _Known(Words):
-    """Words that were read before, in the order in which they are asked for."""
-
-    def __init__(self, words: Words, found: Any) -> None:
-        super().__init__(words.pieces, words.matrix, words.tile, words.slab)
-        self.found, self.count = found, 0
-
-    def word(self, piece: int, at: Any) -> Any:
-        self.count += 1
-        return self.found[self.count - 1]
-
-    def of_row(self, row: Any) -> Any:
-        return T.reinterpret("float32", held(self.word(-1, row), "uint32"))
-
-
-class _Ahead:
-    """x of a block of the grid, some blocks of columns at a time, behind the totals in shared memory.
-
-    Eight rows by eight columns stand together, as a matrix of 128 bytes, and all that there are of eight rows.
-    """
-
-    def __init__(self, product: Product, image: Image, size: Size, memory: Any, block: Any, thread: Any) -> None:
-        self.image, self.size, self.memory, self.block, self.thread = image, size, memory, block, thread
-        self.first, self.parts = THREADS * size.sums, product.x_parts
-        self.eight = size.blocks * image.block_words  # words of eight rows
-        self.count = product.slabs() * BLOCKS // size.blocks
-
-    def begin(self) -> None:
-        """Let the first blocks of columns come."""
-        for stage in range(self.size.stages - 2):
-            self._copy(i32(stage))
-
-    def next(self, slab: Any, block: int) -> None:
-        """Block `block` of a slab is there, for threads and tensor cores; others come in place of the last but one's.
-
-        Tensor cores may still read what came last, and nothing else: threads have waited for the products before.
-        """
-        if block % self.size.blocks:
-            return
-        index = slab * (BLOCKS // self.size.blocks) + block // self.size.blocks
-        wait_copies(self.size.stages - 3)
-        share_with_tensor_cores()
-        barrier()
-        self._copy(index + self.size.stages - 2)
-        self.stage = self._stage(index)
-
-    def _stage(self, index: Any) -> Any:
-        words = self.size.rows * self.eight
-        return held(self.first + T.floormod(index, self.size.stages) * words, "int32")
-
-    def _copy(self, index: Any) -> None:
-        """Blocks that come together, where there are any."""
-        pieces, stage = self.eight // COPIED, self._stage(index)  # pieces of eight rows
-        with T.If(index < self.count), T.Then(), T.unroll(0, self.size.rows * pieces // THREADS) as turn:
-            place = turn * THREADS + self.thread
-            n = self.block * self.size.rows + T.floordiv(place, pieces)
-            given = self.image.data[n, index * self.eight + place % pieces * COPIED]
-            copy_async(self.memory[stage + place * COPIED], given, 4 * COPIED)
-        commit_copies()
-
-    def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
-        """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
-        place = ((block % self.size.blocks * STEPS + step) * self.parts + part) * 2 * MATRIX
-        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage + place], 4 * self.eight, begun)
+def _add_offsets(slab: Slab, weights: Coded, x: XAhead) -> None:
+    """Products of a slab's stored offsets and sums of x."""
+    a = local((4,), "uint32")
+    for at in range(slab.operands.form.offsets):
+        put_offsets(weights, at, a, 0)
+        begin_group_products(a, 4)
+        x.multiply_sums(slab.sums, a[0], at)
+        commit_group_products()
+        wait_group_products(0, slab.sums, slab.rows * ROWS)

@@ -32,7 +32,9 @@ from llmc.targets.cuda.prelude import COPIED
 from llmc.targets.cuda.target import WARP
 
 sys.path.insert(0, str(Path(__file__).parent))
+import arrivals
 import tensor_cores
+from arrivals import Arrivals
 from group_products import NAMES, GroupProducts
 from thread_memory import Copies, Fault, Memory
 
@@ -111,8 +113,11 @@ class _Launch:
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
+        self.arrivals = Arrivals(self.block_threads // WARP)
         self.products = GroupProducts(
-            lambda pointer, words: self._pointed(pointer, words, everyone), lambda given: self.value(given, everyone)
+            lambda pointer, words: self._pointed(pointer, words, everyone),
+            lambda given: self.value(given, everyone),
+            self.arrivals,
         )
         self.run(stmt, everyone)
         if not self.waited:
@@ -207,6 +212,8 @@ class _Launch:
             if not mask.all():
                 raise Fault("products of four warps that only some threads reach")
             self.products.call(name, call.args[1:])
+        elif name in arrivals.NAMES:
+            self._arrivals(name, call.args[1:], mask)
         elif name == "llmc_copy_async":
             self._copy(call, mask)
         elif name == "llmc_load_pair":
@@ -270,6 +277,34 @@ class _Launch:
             raise Fault(f"{given.name}: two words from a place that is no multiple of 8 bytes")
         for place, source in zip(places, sources, strict=True):
             to.write(*place, given.read(*source))
+
+    def _arrivals(self, name: str, args: Any, mask: Array) -> None:
+        """Counts of arrivals, and copies that count."""
+        at = 3 if name == "llmc_copy_whole" else 0
+        memory, places = self._pointed(args[at], 1, mask)
+        if name == "llmc_begin_arrivals":
+            self.arrivals.begin(memory, places[0], int(args[1]))
+        elif name == "llmc_arrive":
+            self.arrivals.arrive(memory, places[0])
+        elif name == "llmc_wait_arrivals":
+            turns = np.broadcast_to(self.value(args[1], mask), (self.count,))[mask]
+            self.arrivals.wait(memory, places[0], turns)
+        else:
+            self._copy_whole(args, mask, memory, places[0])
+
+    def _copy_whole(self, args: Any, mask: Array, counts: Any, at: tuple[Array, Array, Array]) -> None:
+        words = int(args[2]) // 4
+        (to, places), (given, sources) = (self._pointed(args[i], 1, mask) for i in (0, 1))
+        self._touch(given, written=False)
+        for memory, first in ((to, places[0][1]), (given, sources[0][1])):
+            if (first % COPIED).any() or words % COPIED:
+                raise Fault(f"{memory.name}: copied from or to a place that is no multiple of 16 bytes")
+            if (first + words > memory.data.shape[1]).any():
+                raise Fault(f"{memory.name}: outside of {memory.shape}: a copy")
+        space, first, thread = (np.repeat(part, words) for part in sources[0])
+        values = given.read(space, first + np.tile(np.arange(words), len(at[0])), thread).reshape(-1, words)
+        self.arrivals.copy(to, places[0], values, counts, at)
+        self.products.shared = True  # tensor cores see what is so copied
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""
@@ -365,6 +400,8 @@ class _Launch:
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
             return self._shuffle_from(expr, mask)
+        if name == "call_pure_extern" and expr.args[0].value == "llmc_load_now":
+            return self._loaded(expr, mask)
         if name == "call_pure_extern" and expr.args[0].value == "llmc_word_at":
             return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
@@ -394,6 +431,15 @@ class _Launch:
         """What codes of a format stand for; of threads that are masked off, anything."""
         codes = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
         return tensor_cores.value(str(expr.args[0].value), np.where(mask, codes, 0))
+
+    def _loaded(self, expr: Any, mask: Array) -> Array:
+        """A word of an operand."""
+        memory, places = self._pointed(expr.args[1], 1, mask)
+        if memory.written is not None:
+            raise Fault(f"{memory.name}: read as if no launch wrote it")
+        out = np.zeros(self.count, np.uint32)
+        out[mask] = np.ascontiguousarray(memory.read(*places[0])).view(np.uint32)
+        return out
 
     def _word_at(self, expr: Any, mask: Array) -> Array:
         """A word of an array by its place in bytes."""

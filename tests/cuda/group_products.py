@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensor_cores
+from arrivals import Arrivals
 from thread_memory import Fault
 
 Array = np.ndarray[Any, Any]
@@ -15,7 +16,6 @@ Place = tuple[Array, Array, Array]  # space, element, thread
 LANES, WARPS = 32, 4
 NAMES = (
     "llmc_group_mma_", "llmc_begin_group_products<", "llmc_commit_group_products", "llmc_wait_group_products",
-    "llmc_share_with_tensor_cores",
 )  # fmt: skip
 
 
@@ -47,9 +47,11 @@ class _Product:
 class GroupProducts:
     """Those of one launch, all of whose threads do the same."""
 
-    def __init__(self, pointed: Callable[[Any, int], tuple[Any, list[Place]]], number: Callable[[Any], Array]) -> None:
+    def __init__(
+        self, pointed: Callable[[Any, int], tuple[Any, list[Place]]], number: Callable[[Any], Array], arrivals: Arrivals
+    ) -> None:
         """`pointed` finds words behind an address, `number` what an argument is, of all threads."""
-        self.pointed, self.number = pointed, number
+        self.pointed, self.number, self.arrivals = pointed, number, arrivals
         self.waiting: list[_Product] = []
         self.groups, self.begun, self.shared = 0, False, False
 
@@ -62,8 +64,6 @@ class GroupProducts:
             self.begun = True
         elif kind == "llmc_commit_group_products":
             self.groups, self.begun = self.groups + 1, False
-        elif kind == "llmc_share_with_tensor_cores":
-            self.shared = True
         else:
             self._wait(int(name.partition("<")[2][:-1]), settled=bool(len(args)))
 
@@ -77,16 +77,17 @@ class GroupProducts:
         before = next((each for each in self.waiting if each.memory is memory and _same(each.places, places)), None)
         if before is not None:
             sums = before.values
-        elif self.number(args[4])[0]:
+        elif self.number(args[5])[0]:
             sums = np.stack([memory.read(*place) for place in places])
         else:
             sums = np.zeros((rows // 2, len(places[0][2])), np.float32)
-        if before is not None and not self.number(args[4])[0]:
+        if before is not None and not self.number(args[5])[0]:
             raise Fault("sums from zero, while others are on their way to the same place")
         a = np.stack([weights.read(*place) for place in weight_places])
         space, at, thread = first[0]
-        step = int(self.number(args[3])[0]) // 4
+        at, step = at + int(args[3]) // 4, int(args[4]) // 4
         found = []
+        self.arrivals.read(shared, space, at, at + (rows // 8 - 1) * step + 2 * LANES - 1, self.groups)
         for n in range(rows // 8):
             own = [at + n * step + word * LANES + thread % LANES for word in range(2)]
             if any((each >= shared.data.shape[1]).any() for each in own):
@@ -103,6 +104,7 @@ class GroupProducts:
 
     def _wait(self, groups: int, settled: bool) -> None:
         """All groups but the last so many are done. Sums are there once they were named, which keeps nvcc in order."""
+        self.arrivals.done = self.groups - groups
         for each in self.waiting:
             each.release(self.groups - groups)
         if settled:

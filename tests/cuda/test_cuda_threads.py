@@ -22,7 +22,6 @@ from llmc.targets.cuda.launch import (
     f32,
     fill,
     held,
-    i32,
     launch,
     local,
     row_kernel,
@@ -31,21 +30,16 @@ from llmc.targets.cuda.launch import (
     warp_reduce,
 )  # fmt: skip
 from llmc.targets.cuda.prelude import (
-    begin_group_products,
     bf16_pair,
     bits_set,
     commit_copies,
-    commit_group_products,
     copy_async,
     exp2,
-    group_mma,
     load_pair,
     mma,
-    share_with_tensor_cores,
     sync_warp,
     votes,
     wait_copies,
-    wait_group_products,
 )
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "targets")]
@@ -146,65 +140,6 @@ def never_waited_for(x: Any, out: Any, row: Any, thread: Any) -> None:
     copy_async(memory[thread * 4], x[row, T.floormod(thread, 16) * 4], u32(16))
     commit_copies()
     T.buffer_store(out, x[row, thread], [row, thread])
-
-
-def multiplied(
-    x: Any,
-    out: Any,
-    row: Any,
-    thread: Any,
-    shares: bool = True,
-    begins: bool = True,
-    waits: bool = True,
-    keeps: bool = True,
-) -> None:
-    """Four warps multiply ones by ones: 64 by 16 by 128."""
-    memory, a, sums = dynamic(8 * 128), local((4,), "uint32"), local((64,))
-    for i in range(8):
-        T.buffer_store(memory, bf16_pair(f32(1), f32(1)), [thread + 128 * i])
-    fill(a, bf16_pair(f32(1), f32(1)))
-    if shares:
-        share_with_tensor_cores()
-    barrier()
-    if begins:
-        begin_group_products(a, 4)
-    group_mma(128, sums, a[0], memory[0], 256, i32(0))
-    commit_group_products()
-    if not keeps:
-        fill(a, u32(0))
-    if waits:
-        wait_group_products(0, sums, 128)
-    T.buffer_store(out, sums[63] if waits or not keeps else f32(0), [row, thread])
-
-
-def four_warps(**options: bool) -> np.ndarray:
-    """What comes out of it."""
-    shape = [tirx.Var("rows", "int64"), 128]
-    made = row_kernel(
-        ["float32"] * 2, [shape, shape], 128, lambda buffers, row, t: multiplied(*buffers, row, t, **options)
-    )
-    x, out = np.zeros((2, 128), np.float32), np.zeros((2, 128), np.float32)
-    cuda_threads.run(made, [x, out])
-    return out
-
-
-GROUP_FAULTS: dict[str, tuple[dict[str, bool], str]] = {
-    "memory that tensor cores do not see": ({"shares": False}, "before registers, or shared memory, were said"),
-    "registers that are not ready": ({"begins": False}, "before registers, or shared memory, were said"),
-    "products that nobody waits for": ({"waits": False}, "that nobody waited for"),
-    "weights that change too early": ({"keeps": False}, "overwritten before anybody waited"),
-}
-
-
-@pytest.mark.parametrize("name", GROUP_FAULTS)
-def test_a_fault_of_four_warps_is_found(name: str) -> None:
-    options, what = GROUP_FAULTS[name]
-    with pytest.raises(AssertionError, match=what):
-        four_warps(**options)
-
-
-def test_four_warps_multiply() -> None:
-    np.testing.assert_array_equal(four_warps(), 16)
 
 
 def test_launches_wait_for_those_before() -> None:
