@@ -24,7 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda import one_row, prefill, warpgroups
+from llmc.targets.cuda import batch as batches, one_row, prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
@@ -54,6 +54,8 @@ def _linear(
             image.write(batch.rows)
             multiply_few(product, batch, image)
 
+        small, large = (batches.fitted(target, product, shape.rows) for shape in (FEW, BATCH))
+
         def write_and_multiply_many() -> None:
             image.write(many.rows, apart=groups is not None)
             if groups is not None:
@@ -63,8 +65,10 @@ def _linear(
 
         launches = [] if one is None else [(1, partial(one_row.multiply_one, target, product, one))]
         launches += [
-            (FEW.rows * ROWS, partial(multiply_few, product, few, None)),
-            (BATCH_ROWS, write_and_multiply_batch),
+            (FEW.rows * ROWS, partial(multiply_few, product, few, None)
+             if small is None else partial(batches.multiply_batch, target, product, small)),
+            (BATCH_ROWS, write_and_multiply_batch if large is None
+             else partial(batches.multiply_batch, target, product, large)),
         ]
         _by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()

@@ -55,7 +55,7 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
-GROUP_ROWS = (128, 256)  # of x, that one product of four warps takes
+GROUP_ROWS = (8, 32, 128, 256)  # of x, that one product of four warps takes
 
 
 def _group_functions(rows: int) -> str:
@@ -65,9 +65,9 @@ def _group_functions(rows: int) -> str:
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     return f"""\
 static __device__ __forceinline__ void llmc_group_mma_{rows}(
-    float* sums, const unsigned* a, const unsigned* x, unsigned step, int begun) {{
-  unsigned long long matrix = (__cvta_generic_to_shared(x) & 0x3FFFF) >> 4;
-  matrix |= 8ull << 16 | static_cast<unsigned long long>(step >> 4) << 32;
+    float* sums, const unsigned* a, const unsigned* x, unsigned words, unsigned step, int begun) {{
+  unsigned first = static_cast<unsigned>(__cvta_generic_to_shared(x)) >> 4;  // the same for many products
+  unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | ((first | 8u << 16) + (words >> 2));
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
       "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
       "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
@@ -134,15 +134,15 @@ def mma(sums: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
 
 
-def group_mma(rows: int, sums: Any, a: Any, x: Any, step: Any, begun: Any) -> None:
+def group_mma(rows: int, sums: Any, a: Any, x: Any, words: int, step: Any, begun: Any) -> None:
     """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
 
-    Sums and a: buffer, and the first word of a lane's; `x` in shared memory: eight rows every `step` bytes. `begun` 0:
-    sums are zero, whatever they hold.
+    Sums and a: buffer, and the first word of a lane's; x in shared memory, so many words behind `x`: eight rows every
+    `step` bytes. `begun` 0: sums are zero, whatever they hold.
     """
     T.evaluate(
         T.call_extern(
-            "void", f"llmc_group_mma_{rows}", T.address_of(sums[0]), T.address_of(a), T.address_of(x), step, begun
+            "void", f"llmc_group_mma_{rows}", *(T.address_of(each) for each in (sums[0], a, x)), words, step, begun
         )
     )
 

@@ -10,7 +10,7 @@ A warp goes over one strand after another, and has what it has summed of those b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -109,10 +109,10 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                 own = weights.next(index)
                 slab.weights = [own]
                 if isinstance(own, Coded):
-                    _multiply_codes(slab, own, x, index)
+                    multiply_codes(slab, own, x, index)
                     slab.add_offsets(lambda n, at: image.pair(block * size.rows + n, index, at, lane))
                 else:
-                    _multiply_numbers(slab, own, x, index)
+                    multiply_numbers(slab, own, x, index)
             totals.add(sums)
         wait_copies(0)
         with T.unroll(0, size.rows) as n:
@@ -123,9 +123,21 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                     T.buffer_store(product.out, totals.read(n * 4 + i), [row, output])
 
 
-def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None:
+class Rows(Protocol):
+    """x of a block of the grid, in shared memory."""
+
+    together: int  # blocks of 32 columns that come at once
+
+    def next(self, slab: Any, block: int) -> None:
+        """Block `block` of a slab is what is multiplied next."""
+
+    def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
+        """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
+
+
+def multiply_numbers(slab: Slab, weights: Plain, x: Rows, index: Any) -> None:
     """A slab of weights that are numbers, added to sums."""
-    together = x.size.blocks
+    together = x.together
     a = [local((together * STEPS * 4,), "uint32") for _ in range(2)]
     for first in range(0, BLOCKS, together):
         own = a[first // together % 2]
@@ -145,7 +157,7 @@ def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None
     wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
-def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
+def multiply_codes(slab: Slab, weights: Coded, x: Rows, index: Any) -> None:
     """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns."""
     run, rows = slab.operands.form.run, slab.rows * ROWS
     partial = [local((slab.rows * 4,)) for _ in range(2)]
@@ -260,6 +272,7 @@ class _Ahead:
     def __init__(self, product: Product, image: Image, size: Size, memory: Any, block: Any, thread: Any) -> None:
         self.image, self.size, self.memory, self.block, self.thread = image, size, memory, block, thread
         self.first, self.parts = THREADS * size.sums, product.x_parts
+        self.together = size.blocks
         self.eight = size.blocks * image.block_words  # words of eight rows
         self.count = product.slabs() * BLOCKS // size.blocks
 
@@ -299,4 +312,4 @@ class _Ahead:
     def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
         """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
         place = ((block % self.size.blocks * STEPS + step) * self.parts + part) * 2 * MATRIX
-        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage + place], 4 * self.eight, begun)
+        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage], place, 4 * self.eight, begun)

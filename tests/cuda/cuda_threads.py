@@ -112,7 +112,7 @@ class _Launch:
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
         self.products = GroupProducts(
-            lambda pointer, words: self._pointed(pointer, words, everyone), lambda given: self.value(given, everyone)
+            self.count, self.block_threads, self._pointed, self.value
         )
         self.run(stmt, everyone)
         if not self.waited:
@@ -204,9 +204,7 @@ class _Launch:
                 if memory.scope == "shared":
                     memory.forget_warps(np.unique(self.thread[mask] // WARP))
         elif name.startswith(NAMES):
-            if not mask.all():
-                raise Fault("products of four warps that only some threads reach")
-            self.products.call(name, call.args[1:])
+            self.products.call(name, call.args[1:], mask)
         elif name == "llmc_copy_async":
             self._copy(call, mask)
         elif name == "llmc_after_launches":

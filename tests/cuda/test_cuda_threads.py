@@ -164,7 +164,7 @@ def multiplied(
     barrier()
     if begins:
         begin_group_products(a, 4)
-    group_mma(128, sums, a[0], memory[0], 256, i32(0))
+    group_mma(128, sums, a[0], memory[0], 0, 256, i32(0))
     commit_group_products()
     if not keeps:
         fill(a, u32(0))
