@@ -71,11 +71,16 @@ def fitted(target: CudaTarget, product: Product, rows: int) -> Size | None:
     return None
 
 
-def multiply_batch(target: CudaTarget, product: Product, size: Size) -> None:
-    """Both launches."""
-    strands, count = product.strands(), tiles(product.width)
+def meeting(product: Product, rows: int, most: int) -> Any:
+    """Memory of the step in which strands meet, for blocks of so many eights of rows, and `most` rows in all."""
+    eights = T.floordiv(product.out.shape[0] + (rows * ROWS - 1), rows * ROWS) * rows
+    shape = (product.strands(), T.min(eights, most // ROWS), tiles(product.width), 4 * WARP)
+    return T.alloc_buffer(shape)
+
+
+def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Any) -> None:
+    """Both launches, between which strands are in `found`."""
     rows = T.floordiv(product.out.shape[0] + (size.rows * ROWS - 1), size.rows * ROWS)
-    found = T.alloc_buffer((strands, rows, count, size.rows, 4 * WARP))
     _multiply(target, product, size, found, rows)
     _add_strands(product, size, found, rows)
 
@@ -120,7 +125,7 @@ def _multiply(target: CudaTarget, product: Product, size: Size, found: Any, rows
             with T.If(tile < tiles(product.width)), T.Then():
                 for n in range(size.rows):
                     four = sums[T.ramp(4 * n, 1, 4)]
-                    T.buffer_store(found, four, [strand, of_rows, tile, n, T.ramp(lane * 4, 1, 4)])
+                    T.buffer_store(found, four, [strand, of_rows * size.rows + n, tile, T.ramp(lane * 4, 1, 4)])
         wait_copies(0)
 
 
@@ -195,14 +200,14 @@ def _add_strands(product: Product, size: Size, found: Any, rows: Any) -> None:
     grid = {"blockIdx.x": -(-count // MERGING), "blockIdx.y": rows, "threadIdx.x": MERGING}
     with launch(grid) as (block, of_rows, thread):
         place = block * MERGING + thread
-        lane, n = T.floormod(place, WARP), T.floormod(T.floordiv(place, WARP), size.rows)
-        tile = T.floordiv(place, WARP * size.rows)
-        row = (of_rows * size.rows + n) * ROWS + lane % 4 * 2
+        lane, eight = T.floormod(place, WARP), T.floormod(T.floordiv(place, WARP), size.rows)
+        eight, tile = of_rows * size.rows + eight, T.floordiv(place, WARP * size.rows)
+        row = eight * ROWS + lane % 4 * 2
         with T.If(tirx.all(place < count, row < product.out.shape[0])), T.Then():
             total, one = local((4,)), local((4 * product.strands(),))
             fill(total, f32(0))
             for strand in range(product.strands()):
-                four = found[strand, of_rows, tile, n, T.ramp(lane * 4, 1, 4)]
+                four = found[strand, eight, tile, T.ramp(lane * 4, 1, 4)]
                 T.buffer_store(one, four, [T.ramp(4 * strand, 1, 4)])
             for strand in range(product.strands()):
                 for i in range(4):

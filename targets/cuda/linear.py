@@ -24,7 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda import batch as batches, one_row, prefill, warpgroups
+from llmc.targets.cuda import batch, one_row, prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
@@ -47,14 +47,14 @@ def _linear(
         groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
         many = groups or size
         image = Image(product, many.rows)
-        few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))
         one = one_row.fitted(target, product)
+        small, large = (batch.fitted(target, product, shape.rows) for shape in (FEW, BATCH))
+        found = None if large is None else batch.meeting(product, large.rows, BATCH_ROWS)
 
         def write_and_multiply_batch() -> None:
-            image.write(batch.rows)
-            multiply_few(product, batch, image)
-
-        small, large = (batches.fitted(target, product, shape.rows) for shape in (FEW, BATCH))
+            shape = BATCH.fitted(target, product)
+            image.write(shape.rows)
+            multiply_few(product, shape, image)
 
         def write_and_multiply_many() -> None:
             image.write(many.rows, apart=groups is not None)
@@ -64,12 +64,14 @@ def _linear(
                 prefill.multiply_many(product, image, size)
 
         launches = [] if one is None else [(1, partial(one_row.multiply_one, target, product, one))]
-        launches += [
-            (FEW.rows * ROWS, partial(multiply_few, product, few, None)
-             if small is None else partial(batches.multiply_batch, target, product, small)),
-            (BATCH_ROWS, write_and_multiply_batch if large is None
-             else partial(batches.multiply_batch, target, product, large)),
-        ]
+        if small is None or found is None:
+            launches.append((FEW.rows * ROWS, partial(multiply_few, product, FEW.fitted(target, product), None)))
+        else:
+            launches.append((FEW.rows * ROWS, partial(batch.multiply_batch, target, product, small, found)))
+        if large is None or found is None:
+            launches.append((BATCH_ROWS, write_and_multiply_batch))
+        else:
+            launches.append((BATCH_ROWS, partial(batch.multiply_batch, target, product, large, found)))
         _by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()
 
