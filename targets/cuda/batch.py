@@ -19,13 +19,15 @@ from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.image import block_words
 from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, launch, local, together
 from llmc.targets.cuda.operands import STEPS, Coded, Operands
-from llmc.targets.cuda.prelude import group_mma, share_with_tensor_cores, wait_copies
+from llmc.targets.cuda.prelude import arrive_last, group_mma, share_with_tensor_cores, wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import BlockSums, Slab
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Ring, Stream
 from llmc.targets.cuda.target import WARP, CudaTarget
 from llmc.targets.cuda.warpgroups import multiply_codes, multiply_numbers
 
+import os
+ARRIVE = bool(os.environ.get("ARRIVE"))
 WARPS = 16  # of a block: four groups
 THREADS = WARPS * WARP
 MATRIX = WARP  # words of eight rows by eight columns, as they stand for tensor cores
@@ -82,7 +84,8 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Any)
     """Both launches, between which strands are in `found`."""
     rows = T.floordiv(product.out.shape[0] + (size.rows * ROWS - 1), size.rows * ROWS)
     _multiply(target, product, size, found, rows)
-    _add_strands(product, size, found, rows)
+    if not ARRIVE:
+        _add_strands(product, size, found, rows)
 
 
 def _multiply(target: CudaTarget, product: Product, size: Size, found: Any, rows: Any) -> None:
@@ -126,6 +129,11 @@ def _multiply(target: CudaTarget, product: Product, size: Size, found: Any, rows
                 for n in range(size.rows):
                     four = sums[T.ramp(4 * n, 1, 4)]
                     T.buffer_store(found, four, [strand, of_rows * size.rows + n, tile, T.ramp(lane * 4, 1, 4)])
+                if ARRIVE:
+                    last = local((1,), "bool")
+                    T.buffer_store(last, arrive_last(of_rows * tiles(product.width) + tile, strands), [0])
+                    with T.If(last[0]), T.Then(), T.unroll(0, size.rows) as n:
+                        _add(product, found, of_rows * size.rows + n, tile, lane)
         wait_copies(0)
 
 
@@ -202,17 +210,23 @@ def _add_strands(product: Product, size: Size, found: Any, rows: Any) -> None:
         place = block * MERGING + thread
         lane, eight = T.floormod(place, WARP), T.floormod(T.floordiv(place, WARP), size.rows)
         eight, tile = of_rows * size.rows + eight, T.floordiv(place, WARP * size.rows)
-        row = eight * ROWS + lane % 4 * 2
-        with T.If(tirx.all(place < count, row < product.out.shape[0])), T.Then():
-            total, one = local((4,)), local((4 * product.strands(),))
-            fill(total, f32(0))
-            for strand in range(product.strands()):
-                four = found[strand, eight, tile, T.ramp(lane * 4, 1, 4)]
-                T.buffer_store(one, four, [T.ramp(4 * strand, 1, 4)])
-            for strand in range(product.strands()):
-                for i in range(4):
-                    T.buffer_store(total, total[i] + one[4 * strand + i], [i])
+        with T.If(place < count), T.Then():
+            _add(product, found, eight, tile, lane)
+
+
+def _add(product: Product, found: Any, eight: Any, tile: Any, lane: Any) -> None:
+    """What strands found of a lane's four numbers of eight rows of a tile, in their order."""
+    row = eight * ROWS + lane % 4 * 2
+    with T.If(row < product.out.shape[0]), T.Then():
+        total, one = local((4,)), local((4 * product.strands(),))
+        fill(total, f32(0))
+        for strand in range(product.strands()):
+            four = found[strand, eight, tile, T.ramp(lane * 4, 1, 4)]
+            T.buffer_store(one, four, [T.ramp(4 * strand, 1, 4)])
+        for strand in range(product.strands()):
             for i in range(4):
-                output = tile * TILE + T.floordiv(lane, 4) + i // 2 * 8
-                with T.If(tirx.all(row + i % 2 < product.out.shape[0], output < product.width)), T.Then():
-                    T.buffer_store(product.out, total[i], [row + i % 2, output])
+                T.buffer_store(total, total[i] + one[4 * strand + i], [i])
+        for i in range(4):
+            output = tile * TILE + T.floordiv(lane, 4) + i // 2 * 8
+            with T.If(tirx.all(row + i % 2 < product.out.shape[0], output < product.width)), T.Then():
+                T.buffer_store(product.out, total[i], [row + i % 2, output])

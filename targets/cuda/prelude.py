@@ -55,6 +55,9 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
+ARRIVALS = 1 << 16  # places where warps of a launch wait for each other
+
+
 GROUP_ROWS = (8, 32, 128, 256)  # of x, that one product of four warps takes
 
 
@@ -79,7 +82,19 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_pro
 """
 
 
-FUNCTIONS += """\
+FUNCTIONS += f"""\
+__device__ unsigned llmc_arrivals[{ARRIVALS}];
+""" + """\
+static __device__ __forceinline__ bool llmc_arrive_last(unsigned place, unsigned all) {
+  unsigned before = 0;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    __threadfence();
+    before = atomicInc(llmc_arrivals + place, all - 1);  // the last one makes it 0 again
+    __threadfence();
+  }
+  return __shfl_sync(0xFFFFFFFFu, before, 0) == all - 1;
+}
 static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -168,6 +183,11 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
 def share_with_tensor_cores() -> None:
     """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
     T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
+
+
+def arrive_last(place: Any, all: int) -> Any:
+    """Whether the warp is the last of so many to come to this place: then it sees what those before have written."""
+    return T.call_extern("bool", "llmc_arrive_last", place, all)
 
 
 def after_launches() -> None:

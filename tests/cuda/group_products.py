@@ -135,12 +135,13 @@ class GroupProducts:
                 self.waiting.remove(each)
 
     def _group(self) -> int:
-        """The number of the group that a product is of."""
+        """The number of the group that a product is of: the same for all threads that do it together."""
         groups = self.groups[self.mask]
-        if self.waiting:
-            return int(groups[0])
-        self.groups[self.mask] = groups.max()  # no group is waited for: those who did less are where others are
-        return int(groups.max())
+        if (groups != groups[0]).any():  # where some did less before, nothing of theirs may be on its way
+            if any(self.mask[each.threads].any() for each in self.waiting):
+                raise Fault("products of four warps of which some threads have begun more than others")
+            self.groups[self.mask] = groups.max()
+        return int(self.groups[self.mask][0])
 
 
 def _same(some: list[Place], others: list[Place]) -> bool:
