@@ -163,24 +163,38 @@ class _Strand:
         self.together = BLOCKS  # blocks of columns of numbers whose products are on their way at once
 
     def make(self, of_rows: Any, slab: Any, count: Any) -> None:
-        """Of `count` slabs from `slab` on: a warp for 128 columns of eight rows."""
-        sums, rows = BlockSums(self.operands, 1), self.size.rows
-        with T.serial(0, -(-self.size.slabs * rows // WARPS), unroll=False) as turn:
-            n, own = (turn * WARPS + self.warp) % rows, T.floordiv(turn * WARPS + self.warp, rows)
-            with T.If(own < count), T.Then():
-                sums.begin()
-                row = (of_rows * rows + n) * ROWS + self.operands.first
-                columns = [(slab + own) * SLAB + of * BLOCK for of in range(BLOCKS)]
-                for of, words in enumerate([self.product.words(row, column, self.operands) for column in columns]):
-                    for step in range(STEPS):
-                        for at, word in enumerate(words[step]):
-                            place = (own * BLOCKS + of) * block_words(self.product) + (step * self.words + at) * WARP
-                            T.buffer_store(self.memory, word, [self.first + n * self.eight + place + self.lane])
-                    sums.add(0, of, words)
-                for at in range(self.product.form.offsets):
-                    T.buffer_store(self.memory, sums.pair(0, at), [self._sum(n, own, at)])
+        """Of `count` slabs from `slab` on: a warp for 128 columns of eight rows, of some of which it reads x at once."""
+        turns = -(-self.size.slabs * self.size.rows // WARPS)
+        several = 2 if turns % 2 == 0 else 1
+        with T.If(count > 0), T.Then(), T.serial(0, turns // several, unroll=False) as turn:
+            found = [self._read(of_rows, slab, count, turn * several + at) for at in range(several)]
+            for each in found:
+                self._write(*each, count)
         share_with_tensor_cores()
         barrier()
+
+    def _read(self, of_rows: Any, slab: Any, count: Any, turn: Any) -> tuple[Any, Any, list[list[list[Any]]]]:
+        """The warp's eight rows and slab of a turn, and what is multiplied with its blocks."""
+        unit, rows = held(turn * WARPS + self.warp, "int32"), self.size.rows
+        n, own = unit % rows, T.floordiv(unit, rows)
+        row = (of_rows * rows + n) * ROWS + self.operands.first
+        first = (slab + T.min(own, count - 1)) * SLAB
+        return n, own, [self.product.words(row, first + of * BLOCK, self.operands) for of in range(BLOCKS)]
+
+    def _write(self, n: Any, own: Any, blocks: list[list[list[Any]]], count: Any) -> None:
+        """It, if that slab is there."""
+        sums = BlockSums(self.operands, 1)
+        sums.begin()
+        for of, words in enumerate(blocks):
+            sums.add(0, of, words)
+        with T.If(own < count), T.Then():
+            for of, words in enumerate(blocks):
+                for step in range(STEPS):
+                    for at, word in enumerate(words[step]):
+                        place = (own * BLOCKS + of) * block_words(self.product) + (step * self.words + at) * WARP
+                        T.buffer_store(self.memory, word, [self.first + n * self.eight + place + self.lane])
+            for at in range(self.product.form.offsets):
+                T.buffer_store(self.memory, sums.pair(0, at), [self._sum(n, own, at)])
 
     def _sum(self, n: Any, slab: Any, at: int) -> Any:
         return self.sums + ((n * self.size.slabs + slab) * self.product.form.offsets + at) * WARP + self.lane

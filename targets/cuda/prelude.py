@@ -88,11 +88,9 @@ __device__ unsigned llmc_arrivals[{ARRIVALS}];
 static __device__ __forceinline__ bool llmc_arrive_last(unsigned place, unsigned all) {
   unsigned before = 0;
   __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    __threadfence();
-    before = atomicInc(llmc_arrivals + place, all - 1);  // the last one makes it 0 again
-    __threadfence();
-  }
+  if (threadIdx.x % 32 == 0)  // the last one makes it 0 again
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+        : "=r"(before) : "l"(llmc_arrivals + place), "r"(all - 1) : "memory");
   return __shfl_sync(0xFFFFFFFFu, before, 0) == all - 1;
 }
 static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
