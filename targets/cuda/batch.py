@@ -22,9 +22,9 @@ from llmc.targets.cuda.operands import STEPS, Coded, Operands
 from llmc.targets.cuda.prelude import arrive_last, group_mma, share_with_tensor_cores, wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import BlockSums, Slab
-from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Ring, Stream
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Ring, Stream, Words
 from llmc.targets.cuda.target import WARP, CudaTarget
-from llmc.targets.cuda.warpgroups import multiply_codes, multiply_numbers
+from llmc.targets.cuda.warpgroups import WordsAhead, multiply_codes, multiply_numbers
 
 import os
 ARRIVE = bool(os.environ.get("ARRIVE"))
@@ -106,8 +106,11 @@ def _multiply(target: CudaTarget, product: Product, size: Size, found: Any, rows
         sums = local((size.rows * 4,))
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
         chunks = -(-product.run() // size.slabs)
+        ahead = WordsAhead(operands, Words(pieces, product.weight, 0, first))
         if chunks == 1:
             x.make(of_rows, first, slabs)
+        if product.form.blocks is not None:
+            ahead.load(ring.next())
         with T.serial(0, turns, unroll=False) as turn:
             fill(sums, f32(0))
             with T.serial(0, chunks, unroll=False) as chunk:
@@ -117,13 +120,14 @@ def _multiply(target: CudaTarget, product: Product, size: Size, found: Any, rows
                     x.make(of_rows, first + chunk * size.slabs, own)
                 with T.serial(0, own, unroll=False) as i:
                     x.begin(i)
-                    weights = operands.slab(ring.next())
-                    slab.weights = [weights]
-                    if isinstance(weights, Coded):
-                        multiply_codes(slab, weights, x, i)
-                        slab.add_offsets(x.sum)
+                    if product.form.blocks is None:
+                        multiply_numbers(slab, operands.slab(ring.next()), x, i)
                     else:
-                        multiply_numbers(slab, weights, x, i)
+                        index = held(first + chunk * size.slabs + i, "int32")
+                        weights = ahead.take(Words(pieces, product.weight, 0, index))
+                        slab.weights = [weights]
+                        multiply_codes(slab, weights, x, i, lambda: ahead.load(ring.next()))
+                        slab.add_offsets(x.sum)
             tile = (group + turn * step) * WARPS + warp
             with T.If(tile < tiles(product.width)), T.Then():
                 for n in range(size.rows):
@@ -143,9 +147,20 @@ class _Ring(Ring):
     def __init__(self, product: Product, memory: Any, first: Any, stages: int, lane: Any) -> None:
         super().__init__(product.pieces(), product.weight, memory, first, stages, lane)
         self.last = tiles(product.width) - 1
+        self.taken = local((1,), "int32")
+        T.buffer_store(self.taken, 0, [0])
 
     def _tile(self, state: Any) -> Any:
         return T.min(super()._tile(state), self.last)
+
+    def _go_on(self, state: Any) -> None:
+        """Not behind the last slab: it may be read once more, and what is read is not used."""
+        if state is self.ahead:
+            super()._go_on(state)
+            return
+        T.buffer_store(self.taken, self.taken[0] + 1, [0])
+        with T.If(self.taken[0] < self.left), T.Then():
+            super()._go_on(state)
 
 
 class _Strand:

@@ -9,6 +9,7 @@ A warp goes over one strand after another, and has what it has summed of those b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,8 +158,13 @@ def multiply_numbers(slab: Slab, weights: Plain, x: Rows, index: Any) -> None:
     wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
-def multiply_codes(slab: Slab, weights: Coded, x: Rows, index: Any) -> None:
-    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns."""
+def multiply_codes(
+    slab: Slab, weights: Coded, x: Rows, index: Any, meanwhile: Callable[[], None] = lambda: None
+) -> None:  # fmt: skip
+    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns.
+
+    `meanwhile`: what is done while the last products are on their way.
+    """
     run, rows = slab.operands.form.run, slab.rows * ROWS
     partial = [local((slab.rows * 4,)) for _ in range(2)]
     a = [local((run * 4,), "uint32") for _ in range(2)]
@@ -190,20 +196,22 @@ def multiply_codes(slab: Slab, weights: Coded, x: Rows, index: Any) -> None:
             if waiting:
                 settle(1)
             waiting.append(block * STEPS + first + run - 1)
+    meanwhile()
     settle(0)
 
 
-class _WeightsAhead:
-    """Words of a warp's tile, which lanes have read a slab before they make operands of them."""
+class WordsAhead:
+    """Words that operands are made of, in registers, where lanes have them before they make operands of them."""
 
-    def __init__(self, product: Product, operands: Operands, tile: Any) -> None:
-        self.product, self.operands, self.tile = product, operands, product.tiles(tile, 1)[0]
-        count = len(self._places(0))
+    def __init__(self, operands: Operands, words: Words) -> None:
+        """`words` is like those that come."""
+        self.operands = operands
+        count = len(self._places(words))
         self.now, self.later = local((count,), "uint32"), local((count,), "uint32")
 
-    def _places(self, slab: Any) -> list[tuple[int, Any]]:
+    def _places(self, words: Words) -> list[tuple[int, Any]]:
         """Which words of a slab operands are made of, in order."""
-        noted = _Noted(self._words(slab))
+        noted = _Noted(words)
         with IRBuilder(), T.prim_func():  # what is made of them here is thrown away
             weights = self.operands.slab(noted)
             for block in range(BLOCKS):
@@ -214,22 +222,38 @@ class _WeightsAhead:
             T.evaluate(0)
         return noted.places
 
+    def load(self, words: Words) -> None:
+        """Begin to read a slab."""
+        for i, (piece, at) in enumerate(self._places(words)):
+            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
+            T.buffer_store(self.later, found, [i])
+
+    def take(self, words: Words) -> Plain | Coded:
+        """What operands of the slab that was read are made of; `words` says which one it is."""
+        for i in range(int(self.now.shape[0])):
+            T.buffer_store(self.now, self.later[i], [i])
+        return self.operands.slab(_Known(words, self.now))
+
+
+class _WeightsAhead:
+    """A warp's tile, of which a slab is read out of memory before the one in front of it is multiplied."""
+
+    def __init__(self, product: Product, operands: Operands, tile: Any) -> None:
+        self.product, self.tile = product, product.tiles(tile, 1)[0]
+        self.words = WordsAhead(operands, self._words(0))
+
     def _words(self, slab: Any) -> Words:
         return Words(self.product.pieces(), self.product.weight, self.tile, slab)
 
     def load(self, slab: Any) -> None:
         """Begin to read a slab."""
-        words = self._words(slab)
-        for i, (piece, at) in enumerate(self._places(slab)):
-            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
-            T.buffer_store(self.later, found, [i])
+        self.words.load(self._words(slab))
 
     def next(self, slab: Any) -> Plain | Coded:
         """What the slab's operands are made of; the one behind it begins to come."""
-        for i in range(int(self.now.shape[0])):
-            T.buffer_store(self.now, self.later[i], [i])
+        found = self.words.take(self._words(slab))
         self.load(T.min(slab + 1, self.product.slabs() - 1))
-        return self.operands.slab(_Known(self._words(slab), self.now))
+        return found
 
 
 class _Noted(Words):
