@@ -8,6 +8,8 @@ ones: to the kernels it is a sequence like others, and no row sees another seque
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +54,7 @@ class Sizes:
     groups: int
     sources: int = 0
 
-    @property
+    @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the arrays, in the order of runner.py."""
         n, s = self.rows, self.sequences
@@ -60,13 +62,18 @@ class Sizes:
         shapes.append((self.wanted,))
         return [*shapes, (s,), (s + 1,), (self.sources,)] if self.sources else shapes
 
-    @property
+    @cached_property
     def places(self) -> list[int]:
         """Where each array begins, in ints, at multiples of 64 bytes; then the length of all."""
         places = [0]
         for shape in self.shapes:
-            places.append(places[-1] + -(-int(np.prod(shape)) // _ALIGN_INTS) * _ALIGN_INTS)
+            places.append(places[-1] + -(-prod(shape) // _ALIGN_INTS) * _ALIGN_INTS)
         return places
+
+    @cached_property
+    def spans(self) -> list[slice]:
+        """Of each array among all ints."""
+        return [slice(at, at + prod(shape)) for at, shape in zip(self.places, self.shapes, strict=False)]
 
 
 def sizes_of(arrays: list[I32], groups: int, apart: bool = False) -> Sizes:
@@ -87,24 +94,31 @@ def sizes_of(arrays: list[I32], groups: int, apart: bool = False) -> Sizes:
 def fill(into: I32, arrays: list[I32], sizes: Sizes, spare: int) -> None:
     """Write the arrays, filled up, into one of `sizes.places[-1]` ints. `spare`: the first of the spare pages."""
     into[:] = 0
-    places, shapes = sizes.places, sizes.shapes
-    parts = [into[at : at + int(np.prod(shape))] for at, shape in zip(places, shapes, strict=False)]
+    parts = [into[span] for span in sizes.spans]
     for part, array in zip(parts, arrays, strict=True):
         part[: array.size] = array.reshape(-1)
-    tokens, positions, seqs, slots, _, indptr, *_ = parts
-    rows, count = len(arrays[0]), len(arrays[4])
-    added = np.arange(len(tokens) - rows, dtype=np.int32)
-    positions[rows:] = slots[rows:] = added
-    seqs[rows:] = sizes.sequences - 1
-    pages = int(arrays[5][-1])
+    indptr, rows, count, pages = parts[5], len(arrays[0]), len(arrays[4]), int(arrays[5][-1])
+    added, added_pages = sizes.rows - rows, pages_for(sizes.rows - rows)
     indptr[count + 1 : -1] = pages  # sequences of no rows, and then that of the added ones
-    indptr[-1] = pages + pages_for(len(added))
+    indptr[-1] = pages + added_pages
     for listed in parts[6 : 6 + sizes.groups]:
         listed[pages:] = spare
-        listed[pages : pages + pages_for(len(added))] += np.arange(pages_for(len(added)), dtype=np.int32)
+    if added:
+        _add_rows(parts, sizes, rows, pages)
     if sizes.sources:
         lengths, ends, ids = parts[-3:]
         end = len(arrays[-1])
         lengths[count:], ends[count + 1 : -1], ends[-1] = 1, end, end + 1
         ids[end:] = spare
-    assert len(added) <= PAGE_TOKENS * SPARE_PAGES
+    assert added <= PAGE_TOKENS * SPARE_PAGES
+
+
+def _add_rows(parts: list[I32], sizes: Sizes, rows: int, pages: int) -> None:
+    """Rows beyond the first so many: one sequence more, whose pages come behind so many others."""
+    _, positions, seqs, slots, *_ = parts
+    added = np.arange(sizes.rows - rows, dtype=np.int32)
+    positions[rows:] = slots[rows:] = added
+    seqs[rows:] = sizes.sequences - 1
+    own = np.arange(pages_for(len(added)), dtype=np.int32)
+    for listed in parts[6 : 6 + sizes.groups]:
+        listed[pages : pages + len(own)] += own

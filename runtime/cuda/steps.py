@@ -33,14 +33,15 @@ I32_TYPE = np.dtype(np.int32)
 
 @dataclass(frozen=True)
 class Captured:
-    """A step that was noted down. `tensors`: its results, which must not be given to others; `places` in `results` of
-    those that are copied there.
+    """A step that was noted down. `tensors`: its results, which must not be given to others. `lazy`: those that stay on
+    the device; `copied`: those that come to pinned memory, `results`, as arrays there.
     """
 
     graph: Pointer
     tensors: list[Any]
+    lazy: list[Any]
     results: Pinned
-    places: list[int]
+    copied: list[NDArray[Any]]
 
 
 class DeviceStep:
@@ -92,11 +93,9 @@ class DeviceStep:
         self._device.settle()
         self._device.cudart.launch(captured.graph, self._device.stream)
         self._device.wait()
-        lazy, copied = self._parted(captured.tensors)
-        arrays = zip(captured.places, copied, strict=True)
         return [
-            *(DeviceRows(Lent(self._device, tensor, wanted), 0, wanted) for tensor in lazy),
-            *(_array(captured.results, place, tensor)[:wanted].copy() for place, tensor in arrays),
+            *(DeviceRows(Lent(self._device, tensor, wanted), 0, wanted) for tensor in captured.lazy),
+            *(array[:wanted].copy() for array in captured.copied),
         ]
 
     def _parted(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -159,7 +158,7 @@ class DeviceStep:
         device.cudart.begin_capture(device.stream)
         try:
             tensors = self._put(sizes)
-            _, copied = self._parted(tensors)
+            lazy, copied = self._parted(tensors)
             places = [0, *itertools.accumulate(_nbytes(tensor) for tensor in copied)]
             results = self._results_of(places.pop())
             for place, tensor in zip(places, copied, strict=True):
@@ -169,7 +168,8 @@ class DeviceStep:
         except (LlmcError, RuntimeError):  # TVM's are RuntimeErrors; run as it is, it fails again if it is at fault
             device.cudart.abandon_capture(device.stream)
             return None
-        captured = Captured(graph, tensors, results, places)
+        arrays = [_array(results, place, tensor) for place, tensor in zip(places, copied, strict=True)]
+        captured = Captured(graph, tensors, lazy, results, arrays)
         free_with(captured, device.cudart.free_graph, graph)
         return captured
 

@@ -1,8 +1,8 @@
 """Products of one row on CUDA, as decoding has them: blocks that stay, and weights that come all the time.
 
-There are as many blocks as a chip holds at once; each takes one tile of outputs after another, a warp a strand. A warp's
-ring of slabs goes on over its tiles, and is full before what is in front of the launch has ended: so memory is busy
-while others wait. x is made into operands once, by each warp what it multiplies.
+There are as many blocks as a chip holds at once; each takes one tile of outputs after another, a warp a strand. A
+warp's ring of weights goes on over its tiles, and is full before what is in front of the launch has ended: so memory is
+busy while others wait. x is made into operands once, by each warp what it multiplies.
 """
 
 from __future__ import annotations
@@ -15,41 +15,57 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
-from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, i32, launch, local, shared, together
+from llmc.targets.cuda.launch import (
+    after_launches,
+    barrier,
+    dynamic,
+    f32,
+    fill,
+    held,
+    launch,
+    local,
+    shared,
+    together,
+)
 from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import sync_warp, wait_copies
 from llmc.targets.cuda.product import Product
+from llmc.targets.cuda.ring import Ring, Room
 from llmc.targets.cuda.slab import BlockSums, Slab, two_parts
-from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB, Ring, Stream
+from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 QUARTERS = 4  # lanes that have other words of one row
 _RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
-_MOST_STAGES, _FEWEST_STAGES = 12, 3
-_COPIES = WARP  # of what codes stand for: each lane has a bank of its own
+_MOST_STAGES = 12
+_MOST_READS = 6  # of eight numbers of x, that a lane has on their way
+_COPIES = 2 * WARP  # of what codes stand for: each lane has a bank of its own, and a code stands in a byte of a place
 
 
 @dataclass(frozen=True)
 class Size:
-    """Blocks that a multiprocessor holds, and slabs of a warp that are there or on their way."""
+    """Blocks that a multiprocessor holds, and the room of a warp's ring."""
 
     blocks: int
-    stages: int
+    room: Room
 
     def words(self, product: Product) -> int:
-        """Of shared memory, of the ring and of x."""
-        ring = product.strands() * self.stages * Stream.words(product.pieces(), 1)
-        return ring + product.strands() * _x_words(product)
+        """Of shared memory, of rings and of x."""
+        return product.strands() * (self.room.words(product.pieces()) + _x_words(product))
 
 
 def fitted(target: CudaTarget, product: Product) -> Size | None:
-    """Of the most stages, two blocks a multiprocessor if that leaves enough; None where there is no room for any."""
+    """Of most slabs together, two blocks a multiprocessor if that leaves enough; None where there is no room."""
     static = product.form.values_at(_COPIES) + 8 * product.strands() * TILE + _RESERVED
     for blocks in (2, 1):
-        for stages in range(_MOST_STAGES, _FEWEST_STAGES - 1, -1):
-            size = Size(blocks, stages)
-            if blocks * (4 * size.words(product) + static) <= target.shared_bytes + _RESERVED:
-                return size
+        for count, fewest in ((4, 2), (2, 2), (1, 3)):
+            sizes = [Size(blocks, Room(count, stages)) for stages in range(fewest, _MOST_STAGES + 1)]
+            fits = [
+                size for size in sizes
+                if blocks * (4 * size.words(product) + static) <= target.shared_bytes + _RESERVED
+            ]  # fmt: skip
+            if fits and count <= product.run():
+                return fits[-1]
     return None
 
 
@@ -62,15 +78,15 @@ def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
     """The launch."""
     count, strands = tiles(product.width), product.strands()
     blocks = min(count, size.blocks * target.multiprocessors)
-    with launch({"blockIdx.x": blocks, "threadIdx.x": strands * WARP}, waits=False) as (block, thread), together(size.blocks):
+    grid = {"blockIdx.x": blocks, "threadIdx.x": strands * WARP}
+    with launch(grid, waits=False) as (block, thread), together(size.blocks):
         operands = Operands(product.form, thread, strands * WARP, _COPIES)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         parts = shared((2, strands, TILE))
         memory = dynamic(size.words(product), product.form.values_at(_COPIES) + 8 * strands * TILE)
-        pieces, slabs = product.pieces(), held(product.slabs_of(warp), "int32")
-        one_ring = size.stages * Stream.words(pieces, 1)
-        ring = Ring(pieces, product.weight, memory, warp * one_ring, size.stages, lane)
-        x = _Row(product, operands, memory, strands * one_ring + warp * _x_words(product))
+        slabs, words = held(product.slabs_of(warp), "int32"), size.room.words(product.pieces())
+        ring = Ring(product.pieces(), product.weight, memory, warp * words, size.room, lane)
+        x = _Row(product, operands, memory, strands * words + warp * _x_words(product))
         turns = T.floordiv(count - 1 - block, blocks) + 1
         ring.begin(block, blocks, turns, warp * product.run(), slabs)
         after_launches()
@@ -79,13 +95,33 @@ def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
         slab = Slab(operands, 1, 1, product.x_parts, sums)
         with T.serial(0, turns, unroll=False) as turn:
             fill(sums, f32(0))
-            with T.serial(0, slabs, unroll=False) as i:
-                slab.begin([ring.next()])
-                for of in range(BLOCKS):
-                    slab.multiply(of, lambda n, step, of=of: x.words(i, of, step))  # type: ignore[misc]
-                slab.add_offsets(lambda n, at: x.sum(i, at))
+            ring.begin_tile(turn)
+            _multiply_tile(product, slab, ring, x, slabs)
             _add_strands(product, sums, parts, block + turn * blocks, turn, thread)
         wait_copies(0)
+
+
+def _multiply_tile(product: Product, slab: Slab, ring: Ring, x: _Row, slabs: Any) -> None:
+    """All slabs of a strand, those of a unit without looking up."""
+    together = ring.room.together
+
+    def multiply(unit: Any, own: Any) -> None:
+        i = unit * together + own
+        slab.begin([ring.slab_of(unit, own)])
+        for of in range(BLOCKS):
+            slab.multiply(of, lambda n, step, of=of: x.words(i, of, step))  # type: ignore[misc]
+        slab.add_offsets(lambda n, at: x.sum(i, at))
+
+    whole = product.run() % together == 0 and product.slabs() % product.run() == 0
+    with T.serial(0, T.floordiv(slabs + (together - 1), together), unroll=False) as unit:
+        ring.arrive()
+        if whole:
+            for own in range(together):
+                multiply(unit, own)
+        else:
+            with T.serial(0, T.min(slabs - unit * together, together), unroll=False) as own:
+                multiply(unit, own)
+        ring.leave()
 
 
 def _add_strands(product: Product, sums: Any, parts: Any, tile: Any, turn: Any, thread: Any) -> None:
@@ -114,11 +150,16 @@ class _Row:
         self.sums = first + product.run() * BLOCKS * STEPS * QUARTERS * self.lane_words
 
     def make(self, slab: Any, count: Any, lane: Any) -> None:
-        """`count` slabs from `slab` on, two at once: four lanes have a block of columns."""
+        """`count` slabs from `slab` on, two at once: four lanes have a block of columns.
+
+        All are asked for at once: while weights come, memory takes its time.
+        """
         of_block = BlockSums(self.operands, 1)
         words = local((self.lane_words,), "uint32")
-        with T.serial(0, T.floordiv(count + 1, 2), unroll=False) as turn:
-            own, block = turn * 2 + T.floordiv(lane, 16), T.floordiv(lane, QUARTERS) % BLOCKS
+        turns = -(-self.product.run() // 2)
+        together = -(-turns // -(-turns // _MOST_READS))
+        with T.serial(0, -(-turns // together), unroll=False) as group, T.unroll(0, together) as each:
+            own, block = (group * together + each) * 2 + T.floordiv(lane, 16), T.floordiv(lane, QUARTERS) % BLOCKS
             column = (slab + T.min(own, count - 1)) * SLAB + block * BLOCK
             found = self.product.words(0, column, self.operands)
             totals = of_block.of_block(found)

@@ -255,6 +255,9 @@ class Coded:
     def _value(self, codes: Any, at: int) -> Any:
         """The word that code `at` of four stands for."""
         bits = self.operands.copies.bit_length() + 1  # of a place within the words of a code, in bytes
+        if bits == 8:  # that place and the code are a byte each, of the lane's copy nothing else
+            place = bytes_of(codes, self.operands.copy, 0x5504 | at << 4)
+            return held(word_at(self.operands.values, place), "uint32")
         code = codes << u32(bits) if at == 0 else codes >> u32(8 * at - bits)
         place = (code & u32(0xFF << bits)) | self.operands.copy
         return held(word_at(self.operands.values, place), "uint32")

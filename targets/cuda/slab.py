@@ -151,6 +151,8 @@ def two_parts(number: Any) -> Any:
 
 def _four(words: list[Any]) -> Any:
     """The sum of the four columns whose parts a lane has."""
-    each = [[unpack(word) for word in words[half::2] for unpack in (low, high)] for half in range(2)]
-    sums = [[held(parts[at] + parts[at + 2]) if len(parts) > 2 else held(parts[at]) for at in range(2)] for parts in each]
-    return held((sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]))
+    columns = []
+    for half in range(2):
+        parts = [unpack(word) for word in words[half::2] for unpack in (low, high)]
+        columns += [held(parts[at] + parts[at + 2] if len(parts) > 2 else parts[at]) for at in range(2)]
+    return held((columns[0] + columns[1]) + (columns[2] + columns[3]))

@@ -11,7 +11,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import FORMATS, TILE, BlockFormat
-from llmc.targets.cuda.launch import held, local, u32
+from llmc.targets.cuda.launch import held, u32
 from llmc.targets.cuda.prelude import COPIED, commit_copies, copy_async, sync_warp, wait_copies
 from llmc.targets.cuda.target import WARP
 
@@ -39,6 +39,11 @@ class Pieces:
         if format.columns > SLAB:
             return [format.code_words * SLAB // format.columns, format.record_words - format.code_words]
         return [SLAB // format.columns * format.record_words] + [BLOCKS * TILE // 4] * (format.scale == "row")
+
+    @property
+    def joined(self) -> bool:
+        """Whether pieces of neighbouring slabs are neighbours."""
+        return self.format is None or self.format.columns <= SLAB
 
     def at(self, matrix: Any, tile: Any, word: Any) -> Any:
         """A word of a tile. Numbers have a row of their own for each of their columns, or two."""
@@ -80,98 +85,30 @@ class Words:
 
 
 class Copied(Words):
-    """A slab of one tile that has been copied to shared memory, from word `first` on."""
+    """A slab of one tile that has been copied to shared memory: number `own` of so many `together` from `first` on.
 
-    def __init__(self, pieces: Pieces, matrix: Any, tile: Any, slab: Any, shared: Any, first: Any) -> None:
+    head: what the head of the tile has for the lane's two rows, if that was read before.
+    """
+
+    def __init__(
+        self, pieces: Pieces, matrix: Any, tile: Any, slab: Any, shared: Any, first: Any, own: Any = 0,
+        together: int = 1, head: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(pieces, matrix, tile, slab)
-        self.shared, self.first = shared, first
+        self.shared, self.first, self.own, self.together = shared, first, own, together
+        self.head, self.asked = head, 0
 
     def word(self, piece: int, at: Any) -> Any:
         """Word `at` of a piece, as uint32."""
-        return held(self.shared[self.first + sum(self.pieces.lengths[:piece]) + at], "uint32")
-
-
-class _Placed(Copied):
-    """A slab in a ring; what the head of its tile has for the lane's two rows was read before."""
-
-    def __init__(self, pieces: Pieces, matrix: Any, tile: Any, slab: Any, shared: Any, first: Any, head: Any) -> None:
-        super().__init__(pieces, matrix, tile, slab, shared, first)
-        self.head, self.count = head, 0
+        place = self.together * sum(self.pieces.lengths[:piece]) + self.own * self.pieces.lengths[piece]
+        return held(self.shared[self.first + place + at], "uint32")
 
     def of_row(self, row: Any) -> Any:
-        """Of the rows in their order."""
-        self.count += 1
-        return self.head[self.count - 1]
-
-
-class Ring:
-    """A warp's memory for `stages` slabs, which come one tile after another, from word `first` of shared memory on."""
-
-    def __init__(self, pieces: Pieces, matrix: Any, shared: Any, first: Any, stages: int, lane: Any) -> None:
-        self.pieces, self.matrix, self.shared, self.first = pieces, matrix, shared, first
-        self.stages, self.lane, self.words = stages, lane, Stream.words(pieces, 1)
-
-    def begin(self, tile: Any, step: Any, turns: Any, slab: Any, count: Any) -> None:
-        """Let the first slabs come: of `turns` tiles, every `step`-th, `count` slabs from `slab` on."""
-        self.tile, self.step, self.slab, self.count = tile, step, slab, count
-        self.left = held(T.cast(turns * count, "int32"), "int32")
-        self.ahead, self.now = (local((3,), "int32") for _ in range(2))  # turn, slab there, stage
-        for state in (self.ahead, self.now):
-            for i in range(3):
-                T.buffer_store(state, 0, [i])
-        self.copied = local((1,), "int32")
-        T.buffer_store(self.copied, 0, [0])
-        if self._has_head:
-            self.head = local((2,))
-            self._read_head()
-        for _ in range(self.stages - 1):
-            self._copy()
-
-    @property
-    def _has_head(self) -> bool:
-        return self.pieces.format is not None and self.pieces.format.scale == "row"
-
-    def _read_head(self) -> None:
-        """Of the tile whose slabs are next."""
-        for i in range(2):
-            row = T.floordiv(self.lane, 4) + 8 * i
-            found = T.reinterpret("float32", held(self.matrix[self._tile(self.now), row], "int32"))
-            T.buffer_store(self.head, found, [i])
-
-    def _tile(self, state: Any) -> Any:
-        return self.tile + state[0] * self.step
-
-    def _go_on(self, state: Any) -> None:
-        """To the next slab, and the next stage."""
-        T.buffer_store(state, state[1] + 1, [1])
-        with T.If(state[1] == self.count), T.Then():
-            T.buffer_store(state, 0, [1])
-            T.buffer_store(state, state[0] + 1, [0])
-        T.buffer_store(state, T.Select(state[2] == self.stages - 1, 0, state[2] + 1), [2])
-
-    def next(self) -> Copied:
-        """The next slab, for all lanes to read; a later one comes in place of the one before."""
-        wait_copies(self.stages - 2)
-        sync_warp()
-        self._copy()
-        tile, slab = held(self._tile(self.now), "int32"), held(self.slab + self.now[1], "int32")
-        first = held(self.first + self.now[2] * self.words, "int32")
-        if not self._has_head:
-            self._go_on(self.now)
-            return Copied(self.pieces, self.matrix, tile, slab, self.shared, first)
-        with T.If(self.now[1] == 0), T.Then():
-            self._read_head()
-        self._go_on(self.now)
-        return _Placed(self.pieces, self.matrix, tile, slab, self.shared, first, self.head)
-
-    def _copy(self) -> None:
-        """One slab more, where there is one."""
-        state, stage = self.ahead, self.first + self.ahead[2] * self.words
-        there, tile = self.copied[0] < self.left, self._tile(state)
-        copy_slab(self.pieces, self.matrix, tile, self.slab + state[1], (self.shared, stage), self.lane, there)
-        commit_copies()
-        T.buffer_store(self.copied, self.copied[0] + 1, [0])
-        self._go_on(state)
+        """What the head of a tile has for a row, as float32; lanes ask for their two in order."""
+        if self.head is None:
+            return super().of_row(row)
+        self.asked += 1
+        return self.head[self.asked - 1]
 
 
 class Stream:
@@ -209,23 +146,26 @@ class Stream:
         stage = self.first + (i & (self.stages - 1)) * self.words(self.pieces, len(self.tiles))
         for own, tile in enumerate(self.tiles):
             place = (self.shared, stage + own * sum(self.pieces.lengths))
-            copy_slab(self.pieces, self.matrix, tile, self.slab + i, place, self.lane, i < self.count)
+            for start, length in zip(self.pieces.starts(self.slab + i), self.pieces.lengths, strict=True):
+                copy_words(self.pieces, self.matrix, tile, start, place, (length, i < self.count), self.lane)
+                place = (self.shared, place[1] + length)
         commit_copies()
 
 
-def copy_slab(
-    pieces: Pieces, matrix: Any, tile: Any, slab: Any, place: tuple[Any, Any], lane: Any, there: Any
+def copy_words(
+    pieces: Pieces, matrix: Any, tile: Any, start: Any, place: tuple[Any, Any], count: tuple[int, Any], lane: Any
 ) -> None:  # fmt: skip
-    """Begin to copy a slab of a tile to a place, shared memory and a word, if it is `there`, 16 bytes a lane at once."""
-    shared, stage = place
-    for start, length in zip(pieces.starts(slab), pieces.lengths, strict=True):
-        with T.unroll(0, -(-length // (COPIED * WARP))) as turn:
-            own = (turn * WARP + lane) * COPIED
-            inside = there if length % (COPIED * WARP) == 0 else there & (own < length)
-            with T.If(inside), T.Then():
-                word, kept = start + own, u32(4 * COPIED)
-                if not pieces.whole:
-                    kept = T.Select(word < pieces.words, kept, u32(0))
-                    word = T.min(word, pieces.words - COPIED)
-                copy_async(shared[stage + own], pieces.at(matrix, tile, word), kept)
-        stage = stage + length
+    """Begin to copy words of a tile to a place, shared memory and a word, by lanes in turn, 16 bytes each.
+
+    count: how many, and whether they are there at all.
+    """
+    (shared, stage), (length, there) = place, count
+    with T.unroll(0, -(-length // (COPIED * WARP))) as turn:
+        own = (turn * WARP + lane) * COPIED
+        inside = there if length % (COPIED * WARP) == 0 else there & (own < length)
+        with T.If(inside), T.Then():
+            word, kept = start + own, u32(4 * COPIED)
+            if not pieces.whole:
+                kept = T.Select(word < pieces.words, kept, u32(0))
+                word = T.min(word, pieces.words - COPIED)
+            copy_async(shared[stage + own], pieces.at(matrix, tile, word), kept)
