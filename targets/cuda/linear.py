@@ -47,14 +47,17 @@ def _linear(
         groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
         many = groups or size
         image = Image(product, many.rows)
-        one = one_row.fitted(target, product)
-        small, large = (batch.fitted(target, product, shape.rows) for shape in (FEW, BATCH))
-        found = None if large is None else batch.meeting(product, large.rows, BATCH_ROWS)
+        sizes = [batch.fitted(target, product, shape.rows, BATCH_ROWS) for shape in (FEW, BATCH)]
+        found = batch.Strands(product, BATCH.rows, BATCH_ROWS) if any(sizes) else None
 
-        def write_and_multiply_batch() -> None:
-            shape = BATCH.fitted(target, product)
-            image.write(shape.rows)
-            multiply_few(product, shape, image)
+        def multiply_some(shape: Shape, size: batch.Size | None) -> None:
+            if size is not None and found is not None:
+                batch.multiply_batch(target, product, size, found)
+                return
+            shape = shape.fitted(target, product)
+            if shape.rows > FEW.rows:
+                image.write(shape.rows)
+            multiply_few(product, shape, image if shape.rows > FEW.rows else None)
 
         def write_and_multiply_many() -> None:
             image.write(many.rows, apart=groups is not None)
@@ -63,15 +66,12 @@ def _linear(
             else:
                 prefill.multiply_many(product, image, size)
 
-        launches = [] if one is None else [(1, partial(one_row.multiply_one, target, product, one))]
-        if small is None or found is None:
-            launches.append((FEW.rows * ROWS, partial(multiply_few, product, FEW.fitted(target, product), None)))
-        else:
-            launches.append((FEW.rows * ROWS, partial(batch.multiply_batch, target, product, small, found)))
-        if large is None or found is None:
-            launches.append((BATCH_ROWS, write_and_multiply_batch))
-        else:
-            launches.append((BATCH_ROWS, partial(batch.multiply_batch, target, product, large, found)))
+        one = one_row.fitted(target, product)
+        launches: list[tuple[int, Callable[[], None]]] = []
+        if one is not None:
+            launches.append((1, partial(one_row.multiply_one, target, product, one)))
+        launches.append((FEW.rows * ROWS, partial(multiply_some, FEW, sizes[0])))
+        launches.append((BATCH_ROWS, partial(multiply_some, BATCH, sizes[1])))
         _by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()
 

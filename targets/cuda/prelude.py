@@ -55,9 +55,7 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
-ARRIVALS = 1 << 16  # places where warps of a launch wait for each other
-
-
+MEETINGS = 1 << 16  # places where warps of a launch may meet
 GROUP_ROWS = (8, 32, 128, 256)  # of x, that one product of four warps takes
 
 
@@ -68,9 +66,9 @@ def _group_functions(rows: int) -> str:
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     return f"""\
 static __device__ __forceinline__ void llmc_group_mma_{rows}(
-    float* sums, const unsigned* a, const unsigned* x, unsigned words, unsigned step, int begun) {{
-  unsigned first = static_cast<unsigned>(__cvta_generic_to_shared(x)) >> 4;  // the same for many products
-  unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | ((first | 8u << 16) + (words >> 2));
+    float* sums, const unsigned* a, const unsigned* x, unsigned offset, unsigned step, int begun) {{
+  unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(x)) >> 4) + (offset >> 4) + (8u << 16);
+  unsigned long long matrix = static_cast<unsigned long long>(step >> 4) << 32 | place;
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "
       "wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16 {{{", ".join(f"%{i}" for i in range(count))}}}, "
       "{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1, 0; }}"
@@ -83,14 +81,14 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_pro
 
 
 FUNCTIONS += f"""\
-__device__ unsigned llmc_arrivals[{ARRIVALS}];
+__device__ unsigned llmc_meetings[{MEETINGS}];  // how many have come; 0 between launches
 """ + """\
-static __device__ __forceinline__ bool llmc_arrive_last(unsigned place, unsigned all) {
+static __device__ __forceinline__ bool llmc_meet(unsigned place, unsigned all) {
   unsigned before = 0;
   __syncwarp();
-  if (threadIdx.x % 32 == 0)  // the last one makes it 0 again
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-        : "=r"(before) : "l"(llmc_arrivals + place), "r"(all - 1) : "memory");
+  if (threadIdx.x % 32 == 0)
+    asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;"
+        : "=r"(before) : "l"(llmc_meetings + place), "r"(all - 1) : "memory");
   return __shfl_sync(0xFFFFFFFFu, before, 0) == all - 1;
 }
 static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
@@ -147,15 +145,15 @@ def mma(sums: Any, a: Any, b: Any) -> None:
     T.evaluate(T.call_extern("void", "llmc_mma_m16n8k16_bf16", *(T.address_of(each) for each in (sums, a, b))))
 
 
-def group_mma(rows: int, sums: Any, a: Any, x: Any, words: int, step: Any, begun: Any) -> None:
+def group_mma(rows: int, sums: Any, a: Any, x: Any, offset: int, step: Any, begun: Any) -> None:
     """sums (64, rows) += a (64, 16) @ x (16, rows) by four warps, some time until they have waited for it.
 
-    Sums and a: buffer, and the first word of a lane's; x in shared memory, so many words behind `x`: eight rows every
-    `step` bytes. `begun` 0: sums are zero, whatever they hold.
+    Sums and a: buffer, and the first word of a lane's; x in shared memory, `offset` bytes behind `x`, which many
+    products may have in common: eight rows every `step` bytes. `begun` 0: sums are zero, whatever they hold.
     """
     T.evaluate(
         T.call_extern(
-            "void", f"llmc_group_mma_{rows}", *(T.address_of(each) for each in (sums[0], a, x)), words, step, begun
+            "void", f"llmc_group_mma_{rows}", *(T.address_of(each) for each in (sums[0], a, x)), offset, step, begun
         )
     )
 
@@ -183,9 +181,12 @@ def share_with_tensor_cores() -> None:
     T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
 
 
-def arrive_last(place: Any, all: int) -> Any:
-    """Whether the warp is the last of so many to come to this place: then it sees what those before have written."""
-    return T.call_extern("bool", "llmc_arrive_last", place, all)
+def meet(place: Any, all: int) -> Any:
+    """Whether the warp is the last of so many that come to a place: what the others wrote before is there for it.
+
+    All of them come in one launch, and launches in front have ended: then others may meet at the same place again.
+    """
+    return T.call_extern("bool", "llmc_meet", place, all)
 
 
 def after_launches() -> None:

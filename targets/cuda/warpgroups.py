@@ -9,9 +9,8 @@ A warp goes over one strand after another, and has what it has summed of those b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -110,10 +109,10 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                 own = weights.next(index)
                 slab.weights = [own]
                 if isinstance(own, Coded):
-                    multiply_codes(slab, own, x, index)
+                    _multiply_codes(slab, own, x, index)
                     slab.add_offsets(lambda n, at: image.pair(block * size.rows + n, index, at, lane))
                 else:
-                    multiply_numbers(slab, own, x, index)
+                    _multiply_numbers(slab, own, x, index)
             totals.add(sums)
         wait_copies(0)
         with T.unroll(0, size.rows) as n:
@@ -124,21 +123,9 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                     T.buffer_store(product.out, totals.read(n * 4 + i), [row, output])
 
 
-class Rows(Protocol):
-    """x of a block of the grid, in shared memory."""
-
-    together: int  # blocks of 32 columns that come at once
-
-    def next(self, slab: Any, block: int) -> None:
-        """Block `block` of a slab is what is multiplied next."""
-
-    def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
-        """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
-
-
-def multiply_numbers(slab: Slab, weights: Plain, x: Rows, index: Any) -> None:
+def _multiply_numbers(slab: Slab, weights: Plain, x: _Ahead, index: Any) -> None:
     """A slab of weights that are numbers, added to sums."""
-    together = x.together
+    together = x.size.blocks
     a = [local((together * STEPS * 4,), "uint32") for _ in range(2)]
     for first in range(0, BLOCKS, together):
         own = a[first // together % 2]
@@ -158,13 +145,8 @@ def multiply_numbers(slab: Slab, weights: Plain, x: Rows, index: Any) -> None:
     wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
-def multiply_codes(
-    slab: Slab, weights: Coded, x: Rows, index: Any, meanwhile: Callable[[], None] = lambda: None
-) -> None:  # fmt: skip
-    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns.
-
-    `meanwhile`: what is done while the last products are on their way.
-    """
+def _multiply_codes(slab: Slab, weights: Coded, x: _Ahead, index: Any) -> None:
+    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns."""
     run, rows = slab.operands.form.run, slab.rows * ROWS
     partial = [local((slab.rows * 4,)) for _ in range(2)]
     a = [local((run * 4,), "uint32") for _ in range(2)]
@@ -196,22 +178,20 @@ def multiply_codes(
             if waiting:
                 settle(1)
             waiting.append(block * STEPS + first + run - 1)
-    meanwhile()
     settle(0)
 
 
-class WordsAhead:
-    """Words that operands are made of, in registers, where lanes have them before they make operands of them."""
+class _WeightsAhead:
+    """Words of a warp's tile, which lanes have read a slab before they make operands of them."""
 
-    def __init__(self, operands: Operands, words: Words) -> None:
-        """`words` is like those that come."""
-        self.operands = operands
-        count = len(self._places(words))
+    def __init__(self, product: Product, operands: Operands, tile: Any) -> None:
+        self.product, self.operands, self.tile = product, operands, product.tiles(tile, 1)[0]
+        count = len(self._places(0))
         self.now, self.later = local((count,), "uint32"), local((count,), "uint32")
 
-    def _places(self, words: Words) -> list[tuple[int, Any]]:
+    def _places(self, slab: Any) -> list[tuple[int, Any]]:
         """Which words of a slab operands are made of, in order."""
-        noted = _Noted(words)
+        noted = _Noted(self._words(slab))
         with IRBuilder(), T.prim_func():  # what is made of them here is thrown away
             weights = self.operands.slab(noted)
             for block in range(BLOCKS):
@@ -222,38 +202,22 @@ class WordsAhead:
             T.evaluate(0)
         return noted.places
 
-    def load(self, words: Words) -> None:
-        """Begin to read a slab."""
-        for i, (piece, at) in enumerate(self._places(words)):
-            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
-            T.buffer_store(self.later, found, [i])
-
-    def take(self, words: Words) -> Plain | Coded:
-        """What operands of the slab that was read are made of; `words` says which one it is."""
-        for i in range(int(self.now.shape[0])):
-            T.buffer_store(self.now, self.later[i], [i])
-        return self.operands.slab(_Known(words, self.now))
-
-
-class _WeightsAhead:
-    """A warp's tile, of which a slab is read out of memory before the one in front of it is multiplied."""
-
-    def __init__(self, product: Product, operands: Operands, tile: Any) -> None:
-        self.product, self.tile = product, product.tiles(tile, 1)[0]
-        self.words = WordsAhead(operands, self._words(0))
-
     def _words(self, slab: Any) -> Words:
         return Words(self.product.pieces(), self.product.weight, self.tile, slab)
 
     def load(self, slab: Any) -> None:
         """Begin to read a slab."""
-        self.words.load(self._words(slab))
+        words = self._words(slab)
+        for i, (piece, at) in enumerate(self._places(slab)):
+            found = words.word(piece, at) if piece >= 0 else T.reinterpret("uint32", held(words.of_row(at)))
+            T.buffer_store(self.later, found, [i])
 
     def next(self, slab: Any) -> Plain | Coded:
         """What the slab's operands are made of; the one behind it begins to come."""
-        found = self.words.take(self._words(slab))
+        for i in range(int(self.now.shape[0])):
+            T.buffer_store(self.now, self.later[i], [i])
         self.load(T.min(slab + 1, self.product.slabs() - 1))
-        return found
+        return self.operands.slab(_Known(self._words(slab), self.now))
 
 
 class _Noted(Words):
@@ -296,7 +260,6 @@ class _Ahead:
     def __init__(self, product: Product, image: Image, size: Size, memory: Any, block: Any, thread: Any) -> None:
         self.image, self.size, self.memory, self.block, self.thread = image, size, memory, block, thread
         self.first, self.parts = THREADS * size.sums, product.x_parts
-        self.together = size.blocks
         self.eight = size.blocks * image.block_words  # words of eight rows
         self.count = product.slabs() * BLOCKS // size.blocks
 
@@ -336,4 +299,4 @@ class _Ahead:
     def multiply(self, sums: Any, a: Any, block: int, step: int, part: int, begun: Any) -> None:
         """sums += weights by one of the two products of a block, by one part of x; `begun` 0: sums from zero."""
         place = ((block % self.size.blocks * STEPS + step) * self.parts + part) * 2 * MATRIX
-        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage], place, 4 * self.eight, begun)
+        group_mma(self.size.rows * ROWS, sums, a, self.memory[self.stage], 4 * place, 4 * self.eight, begun)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from llmc.targets.cuda.prelude import ARRIVALS, COPIED
+from llmc.targets.cuda.prelude import COPIED, MEETINGS
 from llmc.targets.cuda.target import WARP
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -110,14 +110,14 @@ class _Launch:
         }
         self.copies: list[Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
-        self.arrived: dict[int, list[int]] = {}  # warps at places where others are still to come
+        self.meetings: dict[int, list[int]] = {}  # warps at places where others are still to come
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
         self.products = GroupProducts(self.count, self.block_threads, self._pointed, self.value)
         self.run(stmt, everyone)
         if not self.waited:
             raise Fault("a launch that never waits for those before it")
-        if self.arrived:
+        if self.meetings:
             raise Fault("warps that came to a place where others are still to come")
         if self.products.waiting:
             raise Fault("products of four warps that nobody waited for")
@@ -348,8 +348,8 @@ class _Launch:
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
             return self._shuffle_from(expr, mask)
-        if name == "call_extern" and expr.args[0].value == "llmc_arrive_last":
-            return self._arrive(expr, mask)
+        if name == "call_extern" and expr.args[0].value == "llmc_meet":
+            return self._meet(expr, mask)
         if name == "call_pure_extern" and expr.args[0].value == "llmc_word_at":
             return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
@@ -383,23 +383,23 @@ class _Launch:
         out[mask] = memory.read(space, at, thread)
         return out
 
-    def _arrive(self, expr: Any, mask: Array) -> Array:
+    def _meet(self, expr: Any, mask: Array) -> Array:
         """Of warps that come to a place, which is the last: it may read what those before have written."""
-        self._whole_warps(mask, "an arrival")
+        self._whole_warps(mask, "a meeting")
         places, last = np.broadcast_to(self.value(expr.args[1], mask), (self.count,)), np.zeros(self.count, bool)
         for warp in np.unique(self.thread[mask] // WARP):
             threads = slice(warp * WARP, (warp + 1) * WARP)
             place = int(places[threads][0])
-            assert 0 <= place < ARRIVALS
+            assert 0 <= place < MEETINGS
             assert (places[threads] == place).all()
-            there = self.arrived.setdefault(place, [])
+            there = self.meetings.setdefault(place, [])
             there.append(int(warp))
             if len(there) == int(expr.args[2]):
                 last[threads] = True
                 for memory in self.memory.values():
                     if memory.scope == "global" and memory.written is not None:
-                        memory.give(self.arrived[place], int(warp))
-                del self.arrived[place]
+                        memory.give(there, int(warp))
+                del self.meetings[place]
         return last
 
     def _shuffle_from(self, expr: Any, mask: Array) -> Array:

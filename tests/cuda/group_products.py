@@ -106,7 +106,7 @@ class GroupProducts:
             raise Fault("sums from zero, while others are on their way to the same place")
         a = np.stack([weights.read(*place) for place in weight_places])
         space, at, thread = first[0]
-        at, step = at + self.number(args[3]), self.number(args[4]) // 4
+        at, step = at + self.number(args[3]) // 4, self.number(args[4]) // 4
         found = []
         for n in range(rows // 8):
             own = [at + n * step + word * LANES + thread % LANES for word in range(2)]
