@@ -25,6 +25,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda import batch, one_row, prefill, warpgroups
+from llmc.targets.cuda.batch_rows import Size
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
@@ -50,7 +51,7 @@ def _linear(
         sizes = [batch.fitted(target, product, shape.rows, BATCH_ROWS) for shape in (FEW, BATCH)]
         found = batch.Strands(product, BATCH.rows, BATCH_ROWS) if any(sizes) else None
 
-        def multiply_some(shape: Shape, size: batch.Size | None) -> None:
+        def multiply_some(shape: Shape, size: Size | None) -> None:
             if size is not None and found is not None:
                 batch.multiply_batch(target, product, size, found)
                 return
