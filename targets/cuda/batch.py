@@ -5,8 +5,8 @@ and multiplies one group of outputs after another with them: sixteen tiles, one 
 ring of weights goes on over its tiles, and is full before what is in front of the launch has ended. So x is read once
 by a block, and not once for each output or two.
 
-What strands summed goes to memory of the step. The last of the warps that have strands of the same tile adds them, in
-their order.
+What strands summed goes to memory of the step, and a launch of its own adds it in their order. (That the last warp to
+come adds was slower on an H100: the fence it needs waits for copies that are on their way, too.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmc.compiler.formats.plain import tiles
 from llmc.targets.cuda.batch_rows import Rows, Size, multiply_codes, multiply_numbers
 from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, launch, local, together
 from llmc.targets.cuda.operands import Coded, Operands
-from llmc.targets.cuda.prelude import MEETINGS, meet, wait_copies
+from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import Slab
 from llmc.targets.cuda.slabs_ahead import SlabRing, SlabsAhead
@@ -30,15 +30,16 @@ from llmc.targets.cuda.target import WARP, CudaTarget
 
 _AHEAD = 60 << 10  # bytes of weights that should be on their way to a multiprocessor
 _MOST_STAGES = 10
+_ADDING = 256  # threads of a block that adds strands
 _RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
 
 
-def fitted(target: CudaTarget, product: Product, rows: int, most: int) -> Size | None:
-    """A size for so many eights of rows, and `most` rows in all: a strand of x, or a part that leaves weights room.
+def fitted(target: CudaTarget, product: Product, rows: int) -> Size | None:
+    """A size for so many eights of rows: a strand of x as a whole, or a part that leaves weights room.
 
     None where tensor cores take no such operands, or weights have two parts.
     """
-    if not target.wgmma or product.form.parts > 1 or tiles(product.width) * -(-most // (rows * ROWS)) > MEETINGS:
+    if not target.wgmma or product.form.parts > 1:
         return None
     room = target.shared_bytes - product.form.value_bytes - _RESERVED
     stage = 4 * Size(rows, 0, 1).words(product)
@@ -64,8 +65,19 @@ class Strands:
         """What a strand summed."""
         T.buffer_store(self.data, four, [strand, eight, tile, T.ramp(lane * 4, 1, 4)])
 
-    def add(self, eight: Any, tile: Any, lane: Any) -> None:
-        """All of them, in order, written where they are wanted."""
+    def add_all(self, rows: int) -> None:
+        """The launch that adds them, of blocks of so many eights of rows."""
+        count = tiles(self.product.width) * rows * WARP
+        blocks = T.floordiv(self.product.out.shape[0] + (rows * ROWS - 1), rows * ROWS)
+        grid = {"blockIdx.x": -(-count // _ADDING), "blockIdx.y": blocks, "threadIdx.x": _ADDING}
+        with launch(grid) as (block, of_rows, thread):
+            place = block * _ADDING + thread
+            n, tile = T.floordiv(place, WARP) % rows, T.floordiv(place, WARP * rows)
+            with T.If(place < count), T.Then():
+                self._add(of_rows * rows + n, tile, place % WARP)
+
+    def _add(self, eight: Any, tile: Any, lane: Any) -> None:
+        """Of a lane's four numbers all strands, in order, written where they are wanted."""
         out, row, count = self.product.out, eight * ROWS + lane % 4 * 2, self.product.strands()
         with T.If(row < out.shape[0]), T.Then():
             total, found = local((4,)), local((4 * count,))
@@ -83,7 +95,7 @@ class Strands:
 
 
 def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Strands) -> None:
-    """The launch; strands meet in `found`."""
+    """Both launches; strands meet in `found`."""
     strands, count, warps = product.strands(), tiles(product.width), size.warps
     groups = -(-count // warps)
     step = min(groups, max(target.multiprocessors // strands, 1))  # blocks of a strand
@@ -112,10 +124,8 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
             with T.If(tile < count), T.Then():
                 for n in range(size.rows):
                     found.put(strand, of_rows * size.rows + n, tile, lane, sums[T.ramp(4 * n, 1, 4)])
-                last = held(meet(of_rows * count + tile, strands), "bool")
-                with T.If(last), T.Then(), T.unroll(0, size.rows) as n:
-                    found.add(of_rows * size.rows + n, tile, lane)
         wait_copies(0)
+    found.add_all(size.rows)
 
 
 def _multiply_strand(product: Product, size: Size, weights: _Weights, x: Rows, first: Any, slabs: Any) -> None:

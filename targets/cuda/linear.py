@@ -48,7 +48,7 @@ def _linear(
         groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
         many = groups or size
         image = Image(product, many.rows)
-        sizes = [batch.fitted(target, product, shape.rows, BATCH_ROWS) for shape in (FEW, BATCH)]
+        sizes = [batch.fitted(target, product, shape.rows) for shape in (FEW, BATCH)]
         found = batch.Strands(product, BATCH.rows, BATCH_ROWS) if any(sizes) else None
 
         def multiply_some(shape: Shape, size: Size | None) -> None:

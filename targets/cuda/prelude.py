@@ -55,7 +55,6 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
-MEETINGS = 1 << 16  # places where warps of a launch may meet
 GROUP_ROWS = (8, 32, 128, 256)  # of x, that one product of four warps takes
 
 
@@ -80,17 +79,7 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_pro
 """
 
 
-FUNCTIONS += f"""\
-__device__ unsigned llmc_meetings[{MEETINGS}];  // how many have come; 0 between launches
-""" + """\
-static __device__ __forceinline__ bool llmc_meet(unsigned place, unsigned all) {
-  unsigned before = 0;
-  __syncwarp();
-  if (threadIdx.x % 32 == 0)
-    asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;"
-        : "=r"(before) : "l"(llmc_meetings + place), "r"(all - 1) : "memory");
-  return __shfl_sync(0xFFFFFFFFu, before, 0) == all - 1;
-}
+FUNCTIONS += """\
 static __device__ __forceinline__ void llmc_share_with_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -179,14 +168,6 @@ def wait_group_products(groups: int, sums: Any = None, rows: int = 0) -> None:
 def share_with_tensor_cores() -> None:
     """What the thread has put into shared memory is there for `group_mma`; for others' behind a barrier."""
     T.evaluate(T.call_extern("void", "llmc_share_with_tensor_cores"))
-
-
-def meet(place: Any, all: int) -> Any:
-    """Whether the warp is the last of so many that come to a place: what the others wrote before is there for it.
-
-    All of them come in one launch, and launches in front have ended: then others may meet at the same place again.
-    """
-    return T.call_extern("bool", "llmc_meet", place, all)
 
 
 def after_launches() -> None:

@@ -11,7 +11,6 @@ loops are masks. What is checked on the way, each a `Fault`:
 - a shuffle from a lane that is masked off
 - a read of what is still being copied, and a copy that nobody waits for
 - a write, or a read of what another launch wrote, before a launch has waited for those in front of it
-- warps that wait for others at a place to which too few come
 - products of four warps whose operands are not ready or change, or that nobody waits for (group_products.py)
 
 A barrier of a warp parts what its own threads did before from what they do after. Time stands still between threads,
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from llmc.targets.cuda.prelude import COPIED, MEETINGS
+from llmc.targets.cuda.prelude import COPIED
 from llmc.targets.cuda.target import WARP
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -110,15 +109,12 @@ class _Launch:
         }
         self.copies: list[Copies] = []
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
-        self.meetings: dict[int, list[int]] = {}  # warps at places where others are still to come
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
         self.products = GroupProducts(self.count, self.block_threads, self._pointed, self.value)
         self.run(stmt, everyone)
         if not self.waited:
             raise Fault("a launch that never waits for those before it")
-        if self.meetings:
-            raise Fault("warps that came to a place where others are still to come")
         if self.products.waiting:
             raise Fault("products of four warps that nobody waited for")
         if self.copies:
@@ -348,8 +344,6 @@ class _Launch:
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
             return self._shuffle_from(expr, mask)
-        if name == "call_extern" and expr.args[0].value == "llmc_meet":
-            return self._meet(expr, mask)
         if name == "call_pure_extern" and expr.args[0].value == "llmc_word_at":
             return self._word_at(expr, mask)
         if name == "call_pure_extern" and str(expr.args[0].value).startswith("llmc_value_"):
@@ -382,25 +376,6 @@ class _Launch:
         out = np.zeros(self.count, memory.data.dtype)
         out[mask] = memory.read(space, at, thread)
         return out
-
-    def _meet(self, expr: Any, mask: Array) -> Array:
-        """Of warps that come to a place, which is the last: it may read what those before have written."""
-        self._whole_warps(mask, "a meeting")
-        places, last = np.broadcast_to(self.value(expr.args[1], mask), (self.count,)), np.zeros(self.count, bool)
-        for warp in np.unique(self.thread[mask] // WARP):
-            threads = slice(warp * WARP, (warp + 1) * WARP)
-            place = int(places[threads][0])
-            assert 0 <= place < MEETINGS
-            assert (places[threads] == place).all()
-            there = self.meetings.setdefault(place, [])
-            there.append(int(warp))
-            if len(there) == int(expr.args[2]):
-                last[threads] = True
-                for memory in self.memory.values():
-                    if memory.scope == "global" and memory.written is not None:
-                        memory.give(there, int(warp))
-                del self.meetings[place]
-        return last
 
     def _shuffle_from(self, expr: Any, mask: Array) -> Array:
         """A value of one lane of `width` neighbouring ones."""

@@ -37,7 +37,6 @@ from llmc.targets.cuda.prelude import (
     commit_group_products,
     copy_async,
     group_mma,
-    meet,
     mma,
     share_with_tensor_cores,
     sync_warp,
@@ -289,29 +288,6 @@ def test_what_one_launch_leaves_to_the_next() -> None:
     np.testing.assert_array_equal(doubled(0), 2 * np.roll(np.arange(THREADS, dtype=np.float32), -1))
     with pytest.raises(cuda_threads.Fault, match="read before it is written"):
         doubled(1)
-
-
-def met(all: int, asks: bool) -> np.ndarray:
-    """Two blocks leave numbers, and the warp that comes last adds them; or every warp does."""
-    with IRBuilder() as builder, T.prim_func():
-        x, out = arguments(["float32"] * 2, [[2, 32], [32]])
-        kept = T.alloc_buffer((2, 32), "float32")
-        with launch({"blockIdx.x": 2, "threadIdx.x": 32}) as (block, thread):
-            T.buffer_store(kept, x[block, thread], [block, thread])
-            last = held(meet(i32(3), all), "bool")
-            with T.If(last if asks else thread >= 0), T.Then():
-                T.buffer_store(out, kept[0, 31 - thread] + kept[1, 31 - thread], [thread])
-    x, out = np.arange(64, dtype=np.float32).reshape(2, 32), np.full(32, 77, np.float32)
-    cuda_threads.run(builder.get(), [x, out])
-    return out
-
-
-def test_the_last_warp_of_some_sees_what_others_wrote() -> None:
-    np.testing.assert_array_equal(met(2, asks=True), np.arange(32, 96, 2, np.float32)[::-1])
-    with pytest.raises(cuda_threads.Fault, match="in a race with"):
-        met(2, asks=False)
-    with pytest.raises(cuda_threads.Fault, match="warps that came to a place where others are still to come"):
-        met(3, asks=True)
 
 
 def test_threads_exchange_numbers() -> None:

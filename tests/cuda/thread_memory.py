@@ -49,11 +49,6 @@ class Memory:
         written = (self.writer >= 0) & np.isin(self.writer // WARP, warps)
         self.writer[written] = OF_WARP - self.writer[written] // WARP
 
-    def give(self, warps: list[int], last: int) -> None:
-        """What these warps have written is past for the last one of them."""
-        written = (self.writer >= 0) & np.isin(self.writer // WARP, warps)
-        self.writer[written] = OF_WARP - last
-
     def begin_again(self, spaces: Array) -> None:
         """Where a loop comes back to the same shared memory: nothing is written, but who touched it is known."""
         assert self.written is not None
