@@ -28,6 +28,7 @@ from llmc.targets.cuda.slab import Slab
 from llmc.targets.cuda.slabs_ahead import SlabRing, SlabsAhead
 from llmc.targets.cuda.target import WARP, CudaTarget
 
+GROUP = 4  # warps whose products are one, and their tiles
 _AHEAD = 60 << 10  # bytes of weights that should be on their way to a multiprocessor
 _MOST_STAGES = 10
 _ADDING = 256  # threads of a block that adds strands
@@ -97,33 +98,39 @@ class Strands:
 def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Strands) -> None:
     """Both launches; strands meet in `found`."""
     strands, count, warps = product.strands(), tiles(product.width), size.warps
-    groups = -(-count // warps)
-    step = min(groups, max(target.multiprocessors // strands, 1))  # blocks of a strand
+    groups, each = -(-count // GROUP), warps // GROUP  # of tiles; of them those that a block multiplies at once
+    step = min(-(-groups // each), max(target.multiprocessors // strands, 1))  # blocks of a strand
     rows = T.floordiv(product.out.shape[0] + (size.rows * ROWS - 1), size.rows * ROWS)
     grid = {"blockIdx.x": strands * step, "blockIdx.y": rows, "threadIdx.x": warps * WARP}
     with launch(grid, waits=False) as (block, of_rows, thread), together(1):
         operands = Operands(product.form, thread, warps * WARP)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        strand, group = T.floormod(block, strands), T.floordiv(block, strands)
+        strand = T.floormod(block, strands)
+        # The last turn's groups are those of all blocks, not all those of some.
+        group = T.floordiv(warp, GROUP) * step + T.floordiv(block, strands)
         first, slabs = strand * product.run(), held(product.slabs_of(strand), "int32")
-        turns = T.floordiv(groups - 1 - group, step) + 1
+        whole = size.chunks(product) == 1
+        turns = -(-groups // (step * each))  # of all together, since they wait for x; or of each, one at least
+        if whole:
+            turns = T.max(T.floordiv(groups - 1 - group, step * each) + 1, 1)
         memory = dynamic(size.words(product), product.form.value_bytes)
         ring = SlabRing(product, memory, warp * (size.ring(product) // warps), size.stages, lane)
         x = Rows(product, operands, size, memory, of_rows, thread)
         sums = local((size.rows * 4,))
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
-        ring.begin((group * warps + warp, step * warps, count - 1), turns, first, slabs)
+        tile = group * GROUP + warp % GROUP
+        ring.begin((tile, step * warps, count - 1), turns, first, slabs)
         after_launches()
-        if size.chunks(product) == 1:
+        if whole:
             x.make(first, slabs)
         weights = _Weights(slab, ring)
         with T.serial(0, turns, unroll=False) as turn:
             fill(sums, f32(0))
             _multiply_strand(product, size, weights, x, first, slabs)
-            tile = (group + turn * step) * warps + warp
-            with T.If(tile < count), T.Then():
+            own = tile + turn * step * warps
+            with T.If(own < count), T.Then():
                 for n in range(size.rows):
-                    found.put(strand, of_rows * size.rows + n, tile, lane, sums[T.ramp(4 * n, 1, 4)])
+                    found.put(strand, of_rows * size.rows + n, own, lane, sums[T.ramp(4 * n, 1, 4)])
         wait_copies(0)
     found.add_all(size.rows)
 

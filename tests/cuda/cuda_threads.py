@@ -111,7 +111,7 @@ class _Launch:
         self.groups = np.zeros(self.count, np.int64)  # of copies, that each thread has made
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
-        self.products = GroupProducts(self.count, self.block_threads, self._pointed, self.value)
+        self.products = GroupProducts(self.count, self._pointed, self.value)
         self.run(stmt, everyone)
         if not self.waited:
             raise Fault("a launch that never waits for those before it")

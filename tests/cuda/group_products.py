@@ -50,23 +50,23 @@ class _Product:
 
 
 class GroupProducts:
-    """Those of one launch. Where not all threads do the same, those of a block do."""
+    """Those of one launch. Where not all threads do the same, those of four warps do."""
 
     def __init__(
-        self, threads: int, block_threads: int, pointed: Callable[[Any, int, Array], tuple[Any, list[Place]]],
+        self, threads: int, pointed: Callable[[Any, int, Array], tuple[Any, list[Place]]],
         number: Callable[[Any, Array], Array],
     ) -> None:  # fmt: skip
         """`pointed` finds words behind an address, `number` what an argument is, of the threads of a mask."""
-        self.block_threads, self.pointed, self.number_of = block_threads, pointed, number
+        self.pointed, self.number_of = pointed, number
         self.waiting: list[_Product] = []
         self.groups = np.zeros(threads, np.int64)
         self.begun, self.shared = np.zeros(threads, bool), np.zeros(threads, bool)
 
     def call(self, name: str, args: Any, mask: Array) -> None:
         """One of NAMES, with the arguments behind its name."""
-        blocks = mask.reshape(-1, self.block_threads)
-        if (blocks.any(1) != blocks.all(1)).any():
-            raise Fault("products of four warps that only some threads of a block reach")
+        groups = mask.reshape(-1, WARPS * LANES)
+        if (groups.any(1) != groups.all(1)).any():
+            raise Fault("products of four warps that only some of their threads reach")
         self.mask = mask
         kind = next(known for known in NAMES if name.startswith(known))
         if kind == "llmc_group_mma_":
