@@ -5,13 +5,12 @@ and multiplies one group of outputs after another with them: sixteen tiles, one 
 ring of weights goes on over its tiles, and is full before what is in front of the launch has ended. So x is read once
 by a block, and not once for each output or two.
 
-What strands summed goes to memory of the step, and a launch of its own adds it in their order. (That the last warp to
-come adds was slower on an H100: the fence it needs waits for copies that are on their way, too.)
+What strands summed goes to memory of the step, and a launch of its own adds it in their order. (On an H100
+it was slower to have the last warp that comes add it.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -25,10 +24,9 @@ from llmc.targets.cuda.operands import Coded, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.slab import Slab
-from llmc.targets.cuda.slabs_ahead import SlabRing, SlabsAhead
+from llmc.targets.cuda.slab_ring import SlabRing
 from llmc.targets.cuda.target import WARP, CudaTarget
 
-GROUP = 4  # warps whose products are one, and their tiles
 _AHEAD = 60 << 10  # bytes of weights that should be on their way to a multiprocessor
 _MOST_STAGES = 10
 _ADDING = 256  # threads of a block that adds strands
@@ -98,45 +96,41 @@ class Strands:
 def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Strands) -> None:
     """Both launches; strands meet in `found`."""
     strands, count, warps = product.strands(), tiles(product.width), size.warps
-    groups, each = -(-count // GROUP), warps // GROUP  # of tiles; of them those that a block multiplies at once
-    step = min(-(-groups // each), max(target.multiprocessors // strands, 1))  # blocks of a strand
+    groups = -(-count // warps)
+    step = min(groups, max(target.multiprocessors // strands, 1))  # blocks of a strand
     rows = T.floordiv(product.out.shape[0] + (size.rows * ROWS - 1), size.rows * ROWS)
     grid = {"blockIdx.x": strands * step, "blockIdx.y": rows, "threadIdx.x": warps * WARP}
     with launch(grid, waits=False) as (block, of_rows, thread), together(1):
         operands = Operands(product.form, thread, warps * WARP)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        strand = T.floormod(block, strands)
-        # The last turn's groups are those of all blocks, not all those of some.
-        group = T.floordiv(warp, GROUP) * step + T.floordiv(block, strands)
+        strand, group = T.floormod(block, strands), T.floordiv(block, strands)
         first, slabs = strand * product.run(), held(product.slabs_of(strand), "int32")
-        whole = size.chunks(product) == 1
-        turns = -(-groups // (step * each))  # of all together, since they wait for x; or of each, one at least
-        if whole:
-            turns = T.max(T.floordiv(groups - 1 - group, step * each) + 1, 1)
+        turns = T.floordiv(groups - 1 - group, step) + 1
         memory = dynamic(size.words(product), product.form.value_bytes)
         ring = SlabRing(product, memory, warp * (size.ring(product) // warps), size.stages, lane)
         x = Rows(product, operands, size, memory, of_rows, thread)
         sums = local((size.rows * 4,))
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
-        tile = group * GROUP + warp % GROUP
-        ring.begin((tile, step * warps, count - 1), turns, first, slabs)
+        ring.begin((group * warps + warp, step * warps, count - 1), turns, first, slabs)
         after_launches()
-        if whole:
+        if size.chunks(product) == 1:
             x.make(first, slabs)
-        weights = _Weights(slab, ring)
         with T.serial(0, turns, unroll=False) as turn:
             fill(sums, f32(0))
-            _multiply_strand(product, size, weights, x, first, slabs)
-            own = tile + turn * step * warps
-            with T.If(own < count), T.Then():
+            _multiply_strand(product, size, slab, ring, x, (first, slabs))
+            tile = (group + turn * step) * warps + warp
+            with T.If(tile < count), T.Then():
                 for n in range(size.rows):
-                    found.put(strand, of_rows * size.rows + n, own, lane, sums[T.ramp(4 * n, 1, 4)])
+                    found.put(strand, of_rows * size.rows + n, tile, lane, sums[T.ramp(4 * n, 1, 4)])
         wait_copies(0)
     found.add_all(size.rows)
 
 
-def _multiply_strand(product: Product, size: Size, weights: _Weights, x: Rows, first: Any, slabs: Any) -> None:
-    """`slabs` slabs from `first` on by a tile's weights, where x is there as a whole or comes in chunks."""
+def _multiply_strand(
+    product: Product, size: Size, slab: Slab, ring: SlabRing, x: Rows, strand: tuple[Any, Any]
+) -> None:  # fmt: skip
+    """A strand, its first slab and how many, by a tile's weights; x is there as a whole or comes in chunks."""
+    first, slabs = strand
     with T.serial(0, size.chunks(product), unroll=False) as chunk:
         begun = chunk * size.slabs
         if size.chunks(product) > 1:
@@ -144,25 +138,10 @@ def _multiply_strand(product: Product, size: Size, weights: _Weights, x: Rows, f
             x.make(first + begun, T.min(slabs - begun, size.slabs))
         with T.serial(0, T.min(slabs - begun, size.slabs), unroll=False) as i:
             x.begin(i)
-            weights.multiply(x, first + begun + i)
-
-
-class _Weights:
-    """A warp's weights as they come, and the sums to which products are added."""
-
-    def __init__(self, slab: Slab, ring: SlabRing) -> None:
-        self.slab, self.ring, self.ahead = slab, ring, None
-        if slab.operands.form.run:
-            self.ahead = SlabsAhead(slab.operands, ring)
-            self.ahead.load()
-
-    def multiply(self, x: Rows, index: Any) -> None:
-        """The next slab, which is number `index` of its row, by that of x. Numbers are read as they are multiplied."""
-        if self.ahead is None:
-            multiply_numbers(self.slab, self.slab.operands.slab(self.ring.next()), x)
-            return
-        weights = self.ahead.take(held(T.cast(index, "int32"), "int32"))
-        assert isinstance(weights, Coded)
-        self.slab.weights = [weights]
-        multiply_codes(self.slab, weights, x, self.ahead.load)
-        self.slab.add_offsets(x.sum)
+            weights = slab.operands.slab(ring.next())
+            slab.weights = [weights]
+            if isinstance(weights, Coded):
+                multiply_codes(slab, weights, x)
+                slab.add_offsets(x.sum)
+            else:
+                multiply_numbers(slab, weights, x)

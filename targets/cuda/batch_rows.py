@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +117,7 @@ class Rows:
         return held(self.memory[self._sum(n, self.slab, at)], "uint32")
 
 
-def multiply_numbers(slab: Slab, weights: Plain | Coded, x: Rows) -> None:
+def multiply_numbers(slab: Slab, weights: Plain, x: Rows) -> None:
     """A slab of weights that are numbers, added to sums."""
     words = [word for block in range(BLOCKS) for step in weights.words(block) for word in step[0]]
     a = local((len(words),), "uint32")
@@ -133,11 +132,8 @@ def multiply_numbers(slab: Slab, weights: Plain | Coded, x: Rows) -> None:
     wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
-def multiply_codes(slab: Slab, weights: Coded, x: Rows, meanwhile: Callable[[], None]) -> None:
-    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns.
-
-    `meanwhile`: what is done while the last products are on their way.
-    """
+def multiply_codes(slab: Slab, weights: Coded, x: Rows) -> None:
+    """A slab of codes: sums of a run of products wait for its scale, those of two runs by turns."""
     run, rows = slab.operands.form.run, slab.rows * ROWS
     partial = [local((slab.rows * 4,)) for _ in range(2)]
     a = [local((run * 4,), "uint32") for _ in range(2)]
@@ -164,5 +160,4 @@ def multiply_codes(slab: Slab, weights: Coded, x: Rows, meanwhile: Callable[[], 
         commit_group_products()
         if first:
             settle(first - 1, 1)
-    meanwhile()
     settle(BLOCKS * STEPS - 1, 0)

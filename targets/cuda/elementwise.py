@@ -1,4 +1,4 @@
-"""CUDA kernels where every number of the result is made of the numbers in its place, one thread a number."""
+"""CUDA kernels where every number of the result is made of the numbers in its place: a thread has one, or a few."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda.launch import bf16_pair, f32, i32, launch, local
+from llmc.targets.cuda.launch import added, bf16_pair, f32, i32, lanes, launch, local, side_by_side, stored
 from llmc.targets.cuda.target import CudaTarget
 
 THREADS = 256
@@ -74,20 +74,42 @@ def _bounded(x: Any, low: Any, high: Any) -> Any:
     return T.Select(x > high, high, T.Select(x < low, low, x))
 
 
+Four = Callable[[list[Any], Any, Any], list[Any]]  # buffers, row, places of neighbours -> operands there
+
+
+def _places_kernel(
+    dtypes: list[str], shapes: list[Any], operands: Four, function: Callable[..., Any], aligned: list[int]
+) -> tirx.PrimFunc:
+    """A PrimFunc of out (M, C) = function(operands in its place); out of int32: as bfloat16 pairs (M, C/2).
+
+    `aligned`: what else has to be a multiple of how many neighbours a thread has, for it reads them together.
+    """
+    rounded = dtypes[-1] == "int32"
+    width = int(shapes[-1][1]) * (1 + rounded)
+    each = side_by_side(math.gcd(width, *aligned))
+    count = each // (1 + rounded)
+
+    def body(buffers: list[Any], row: Any, group: Any) -> None:
+        found = []
+        for operand in operands(buffers, row, lanes(group * each, each)):
+            found.append(local((each,)))
+            T.buffer_store(found[-1], operand, [lanes(0, each)])
+        for i in range(each):
+            T.buffer_store(found[0], function(*(one[i] for one in found)), [i])
+        if rounded:
+            pairs = local((count,), "int32")
+            for i in range(count):
+                T.buffer_store(pairs, bf16_pair(found[0][2 * i], found[0][2 * i + 1]), [i])
+        value = (pairs if rounded else found[0])[lanes(0, count)]
+        T.buffer_store(buffers[-1], value, [row, stored(group * count, count)])
+
+    return column_kernel(dtypes, shapes, body, width // each)
+
+
 def _map(shapes: list[Any], function: Number, rounded: bool = False) -> tirx.PrimFunc:
     """x (M, C) -> function(x) (M, C); `rounded`: as bfloat16 pairs (M, C/2)."""
-
-    def body(buffers: list[Any], row: Any, column: Any) -> None:
-        x, out = buffers
-        _store(out, lambda c: function(x[row, c]), row, column, rounded)
-
-    return column_kernel(["float32", "int32" if rounded else "float32"], shapes, body)
-
-
-def _store(out: Any, number: Number, row: Any, column: Any, rounded: bool) -> None:
-    """A column of out is that number, or that pair."""
-    value = bf16_pair(number(2 * column), number(2 * column + 1)) if rounded else number(column)
-    T.buffer_store(out, value, [row, column])
+    dtypes = ["float32", "int32" if rounded else "float32"]
+    return _places_kernel(dtypes, shapes, lambda buffers, row, places: [buffers[0][row, places]], function, [])
 
 
 def scale(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -115,11 +137,10 @@ def _halves(shapes: list[Any], function: Callable[[Any, Any], Any], rounded: boo
     """x (M, 2F) -> function(first half, second half) (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
     width = int(shapes[0][1]) // 2
 
-    def body(buffers: list[Any], row: Any, column: Any) -> None:
-        x, out = buffers
-        _store(out, lambda c: function(x[row, c], x[row, width + c]), row, column, rounded)
+    def both(buffers: list[Any], row: Any, places: Any) -> list[Any]:
+        return [buffers[0][row, places], buffers[0][row, places + width]]
 
-    return column_kernel(["float32", "int32" if rounded else "float32"], shapes, body)
+    return _places_kernel(["float32", "int32" if rounded else "float32"], shapes, both, function, [])
 
 
 def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
@@ -158,12 +179,11 @@ def add(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.Pr
     """x (M, C) + y (M, C), or y (C,) for all rows."""
     whole = len(shapes[1]) == 2
 
-    def body(buffers: list[Any], row: Any, column: Any) -> None:
-        x, y, out = buffers
-        other = y[row, column] if whole else y[column]
-        T.buffer_store(out, x[row, column] + other, [row, column])
+    def both(buffers: list[Any], row: Any, places: Any) -> list[Any]:
+        x, y, _ = buffers
+        return [x[row, places], y[row, places] if whole else y[places]]
 
-    return column_kernel(["float32"] * 3, shapes, body)
+    return _places_kernel(["float32"] * 3, shapes, both, added, [])
 
 
 def concat(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -184,21 +204,25 @@ def concat(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 def take_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, C), rows (R,) -> (R, C)."""
 
-    def body(buffers: list[Any], row: Any, column: Any) -> None:
-        x, rows, out = buffers
-        T.buffer_store(out, x[rows[row], column], [row, column])
+    def picked(buffers: list[Any], row: Any, places: Any) -> list[Any]:
+        x, rows, _ = buffers
+        return [x[rows[row], places]]
 
-    return column_kernel(["float32", "int32", "float32"], shapes, body)
+    return _places_kernel(["float32", "int32", "float32"], shapes, picked, _same, [])
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def take_columns(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, C) -> (M, count): columns from `first` on."""
+    first = int(attrs["first"])
 
-    def body(buffers: list[Any], row: Any, column: Any) -> None:
-        x, out = buffers
-        T.buffer_store(out, x[row, int(attrs["first"]) + column], [row, column])
+    def picked(buffers: list[Any], row: Any, places: Any) -> list[Any]:
+        return [buffers[0][row, places + first]]
 
-    return column_kernel(["float32"] * 2, shapes, body)
+    return _places_kernel(["float32"] * 2, shapes, picked, _same, [first, int(shapes[0][1])])
 
 
 def own_ids(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -234,11 +258,13 @@ def add_parts(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> t
 def round_rows(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) -> bfloat16 pairs (M, ceil(K / 2)) int32, the even column low."""
     width = int(shapes[0][1])
+    if width % 2 == 0:
+        return _map(shapes, _same, rounded=True)
 
     def body(buffers: list[Any], row: Any, pair: Any) -> None:
         x, out = buffers
         first, second = 2 * pair, 2 * pair + 1
-        other = x[row, second] if width % 2 == 0 else T.if_then_else(second < width, x[row, second], f32(0))
+        other = T.if_then_else(second < width, x[row, second], f32(0))
         T.buffer_store(out, bf16_pair(x[row, first], other), [row, pair])
 
     return column_kernel(["float32", "int32"], shapes, body)

@@ -70,6 +70,21 @@ def width_threads(width: int, most: int = 256) -> int:
     return min(most, -(-width // WARP) * WARP)
 
 
+def side_by_side(width: int, most: int = 4) -> int:
+    """How many neighbouring numbers of rows of so many a thread reads at once: where rows begin at multiples of it."""
+    return next(count for count in (4, 2, 1) if count <= most and width % count == 0)
+
+
+def lanes(first: Any, count: int) -> Any:
+    """The index of so many neighbours, of which the first is at a multiple of their number."""
+    return T.ramp(first, 1, count) if count > 1 else first
+
+
+def stored(first: Any, count: int) -> Any:
+    """As `lanes`, for a store: of one at a sum of three numbers, a row's, a block's, a thread's, nvcc makes several."""
+    return lanes(held(T.cast(T.floordiv(first, count), "int32"), "int32") * count, count)
+
+
 def strided(count: int, thread: Any, threads: int, body: Callable[[Any], None]) -> None:
     """`body(i)` for every i below `count`, threads taking turns: neighbours read neighbours."""
     steps = -(-count // threads)
@@ -147,7 +162,7 @@ def from_lane(value: Any, lane: int, lanes: int) -> Any:
 
 
 def block_reduce(buffer: Any, at: int, thread: Any, threads: int, combine: Callable[[Any, Any], Any]) -> None:
-    """The same of all threads of the block: by warps, and of warps in their order."""
+    """The same of all threads of the block: by warps, and of warps by two neighbours, by two of these and so on."""
     warp_reduce(buffer, at, combine)
     warps = threads // WARP
     if warps == 1:
@@ -156,9 +171,11 @@ def block_reduce(buffer: Any, at: int, thread: Any, threads: int, combine: Calla
     with T.If(T.floormod(thread, WARP) == 0), T.Then():
         T.buffer_store(parts, buffer[at], [T.floordiv(thread, WARP)])
     barrier()
-    T.buffer_store(buffer, parts[0], [at])
-    for warp in range(1, warps):
-        T.buffer_store(buffer, combine(buffer[at], parts[warp]), [at])
+    found = [parts[warp] for warp in range(warps)]
+    while len(found) > 1:
+        pairs = zip(found[::2], found[1::2], strict=False)
+        found = [combine(*pair) for pair in pairs] + found[len(found) & ~1 :]
+    T.buffer_store(buffer, found[0], [at])
 
 
 def added(a: Any, b: Any) -> Any:
@@ -197,6 +214,6 @@ def from_bf16(bits: Any) -> Any:
 __all__ = [
     "added", "after_launches", "barrier", "bf16_bits", "bf16_pair", "block_reduce", "dynamic", "f32", "fill", "fma",
     "from_bf16",
-    "from_lane", "greater", "held", "i32", "launch", "local", "row_kernel", "shared", "shuffled", "strided", "together",
-    "u32", "warp_reduce", "width_threads",
+    "from_lane", "greater", "held", "i32", "lanes", "launch", "local", "row_kernel", "shared", "shuffled",
+    "side_by_side", "stored", "strided", "together", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from llmc.targets.cuda.launch import (
     local,
     shared,
     together,
+    u32,
 )
 from llmc.targets.cuda.operands import STEPS, Operands
 from llmc.targets.cuda.prelude import sync_warp, wait_copies
@@ -112,15 +113,22 @@ def _multiply_tile(product: Product, slab: Slab, ring: Ring, x: _Row, slabs: Any
             slab.multiply(of, lambda n, step, of=of: x.words(i, of, step))  # type: ignore[misc]
         slab.add_offsets(lambda n, at: x.sum(i, at))
 
+    def multiply_unit(unit: Any) -> None:
+        for own in range(together):
+            multiply(unit, own)
+
     whole = product.run() % together == 0 and product.slabs() % product.run() == 0
     with T.serial(0, T.floordiv(slabs + (together - 1), together), unroll=False) as unit:
         ring.arrive()
         if whole:
-            for own in range(together):
-                multiply(unit, own)
+            multiply_unit(unit)
         else:
-            with T.serial(0, T.min(slabs - unit * together, together), unroll=False) as own:
-                multiply(unit, own)
+            left = held(slabs - unit * together, "int32")
+            with T.If(left >= together):
+                with T.Then():
+                    multiply_unit(unit)
+                with T.Else(), T.serial(0, left, unroll=False) as own:
+                    multiply(unit, own)
         ring.leave()
 
 
@@ -148,6 +156,8 @@ class _Row:
         self.product, self.operands, self.memory, self.first = product, operands, memory, first
         self.lane_words = 2 * product.x_parts
         self.sums = first + product.run() * BLOCKS * STEPS * QUARTERS * self.lane_words
+        self.held = local((BLOCKS * STEPS * self.lane_words,), "uint32")
+        fill(self.held, u32(0))
 
     def make(self, slab: Any, count: Any, lane: Any) -> None:
         """`count` slabs from `slab` on, two at once: four lanes have a block of columns.
@@ -182,10 +192,15 @@ class _Row:
         return self.sums + (slab * self.product.form.offsets + at) * BLOCKS + block
 
     def words(self, slab: Any, block: int, step: int) -> list[Any]:
-        """A lane's words for a product: all eight rows of it are this one."""
-        one = local((self.lane_words,), "uint32")
-        T.buffer_store(one, self.memory[self._place(slab, block, step)], [T.ramp(0, 1, self.lane_words)])
-        return [one[i] for i in range(self.lane_words)]
+        """A lane's words for a product. Of eight rows this is the first; others are whatever was there, and not used.
+
+        So only lanes that have the first one read: shared memory gives eight lanes' words at once.
+        """
+        first = (block * STEPS + step) * self.lane_words
+        with T.If(self.operands.first == 0), T.Then():
+            words = T.ramp(first, 1, self.lane_words)
+            T.buffer_store(self.held, self.memory[self._place(slab, block, step)], [words])
+        return [self.held[first + i] for i in range(self.lane_words)]
 
     def sum(self, slab: Any, at: int) -> Any:
         """Over the lane's own block, as two parts."""

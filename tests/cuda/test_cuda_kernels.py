@@ -15,6 +15,7 @@ from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.narrowed import NARROWED
 from llmc.compiler.ops.rounded import ENDING
+from llmc.targets.cuda import top
 from llmc.targets.cuda.attention import FEW
 from llmc.targets.cuda.kv_pages import KINDS as KV_KINDS
 from llmc.targets.cuda.lower import KERNELS, add_parts, make_kernel
@@ -122,13 +123,26 @@ def _apart(pairs: np.ndarray) -> np.ndarray:
     return from_bf16(np.ascontiguousarray(pairs).view(np.uint16))
 
 
-def test_rows_wider_than_a_block() -> None:
-    """2,100 columns: pairs of more than one turn, and threads without any in the last."""
+@pytest.mark.parametrize("width", [2100, 4200])
+def test_rows_wider_than_a_block(width: int) -> None:
+    """Pairs of more than one turn, and threads without any in the last; a row has the same bits alone."""
     rng = np.random.default_rng(1)
-    x, weight = floats(rng, 3, 2100), floats(rng, 2100)
+    x, weight = floats(rng, 3, width), floats(rng, width)
     case = Case("rms_norm" + ENDING, [x, weight], {"eps": 1e-5}, (0,), 2.0**-8)
     wanted = OPS[case.op].meaning(x, weight, eps=1e-5)
-    compare(case, _apart(call(case, [wanted])[0]), _apart(wanted))
+    (found,) = call(case, [wanted])
+    compare(case, _apart(found), _apart(wanted))
+    np.testing.assert_array_equal(call(only(case, slice(1, 2)), [wanted[:1]])[0], found[1:2])
+
+
+@pytest.mark.parametrize("span", ["head", "heads", "all"])
+def test_norms_of_heads(span: str) -> None:
+    """More heads than a block has, and wider than a warp reads at once; of rows alone, too."""
+    rng = np.random.default_rng(len(span))
+    attrs = {"heads": 5, "kv_heads": 2, "head_dim": 132, "eps": 1e-6, "kind": "layer", "span": span}
+    weights = [floats(rng, 132 if span == "head" else count * 132) for count in (5, 2)]
+    case = Case("qk_norm", [floats(rng, 3, 9 * 132) + np.float32(0.5), *weights], attrs, (0,))
+    np.testing.assert_array_equal(check(only(case, slice(1, 2)))[0], check(case)[0][1:2])
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 5), (3, 257), (8, 512)])
@@ -288,10 +302,17 @@ def test_heads_of_one_kv_head() -> None:
 
 def test_a_sum_of_rows_and_a_bias() -> None:
     rng = np.random.default_rng(2)
-    for other in ((ROWS, 300), (300,)):
-        x, y, out = floats(rng, ROWS, 300), floats(rng, *other), np.full((ROWS, 300), 77, np.float32)
-        cuda_threads.run(make_kernel("add", TARGET, [list(a.shape) for a in (x, y, out)], {}), [x, y, out])
-        np.testing.assert_array_equal(out, x + y)
+    for width in (300, 301, 302, 1100):  # four numbers a thread, one, two; several blocks
+        for other in ((ROWS, width), (width,)):
+            x, y, out = floats(rng, ROWS, width), floats(rng, *other), np.full((ROWS, width), 77, np.float32)
+            cuda_threads.run(make_kernel("add", TARGET, [list(a.shape) for a in (x, y, out)], {}), [x, y, out])
+            np.testing.assert_array_equal(out, x + y)
+
+
+@pytest.mark.parametrize(("op", "width"), [("gated", 2056), ("gated", 2058), ("activate", 1100), ("round_rows", 1102)])
+def test_places_that_blocks_share(op: str, width: int) -> None:
+    x = floats(np.random.default_rng(width), 3, width)
+    check(Case(op, [x], {} if op == "round_rows" else {"activation": "silu"}, (0,)))
 
 
 def test_rows_that_hold_what_is_no_number() -> None:
@@ -303,3 +324,30 @@ def test_rows_that_hold_what_is_no_number() -> None:
     assert ((ids >= 0) & (ids < 90)).all()
     assert values[1, 0] == np.inf
     np.testing.assert_array_equal(ids[1:], OPS["top"].meaning(x[1:])[0])
+
+
+@pytest.mark.thorough_if(case=lambda width, columns: width > 30000)
+@pytest.mark.parametrize(("width", "columns"), [(6145, 16), (32000, 16), (270000, 16), (6145, 1), (9100, 1)])
+def test_the_best_of_rows_that_blocks_share(width: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in any order, and in order, and of equal numbers; a few of them, also of what is no number, in one block.
+
+    `columns` 1: of more blocks than widths have that models have.
+    """
+    if columns == 1:
+        monkeypatch.setattr(top, "COLUMNS", 1)
+        monkeypatch.setattr(top, "MOST_COLUMNS", 1)
+    rng = np.random.default_rng(width)
+    x = floats(rng, 8, width) * np.float32(4)
+    x[1], x[2], x[3] = np.sort(x[1]), np.sort(x[2])[::-1], x[3].round()
+    x[4], x[4, 2000:2100], x[4, 5000:] = -np.inf, 1, 0
+    x[5, 4500:], x[5, :100] = -0.0, 0
+    x[6, 1:], x[6, width - 5 :] = -np.inf, 3
+    x[7, 3] = x[7, width - 1] = np.nan
+    like = list(OPS["top"].meaning(x))
+    found = call(Case("top", [x], {}, (0,)), like)
+    np.testing.assert_array_equal(found[0], like[0])
+    np.testing.assert_array_equal(found[1], like[1])
+    np.testing.assert_allclose(found[2], like[2], rtol=1e-6)
+    alone = call(Case("top", [x[5:6]], {}, (0,)), [each[:1] for each in like])
+    for got, beside in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(got, beside[5:6])

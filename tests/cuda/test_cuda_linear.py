@@ -85,7 +85,7 @@ def test_rows_in_every_launch_of_a_chip(op: str, name: str, chip: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shared_kib"), [("q4", 227), ("q4", 120), pytest.param("c3h", 120, marks=pytest.mark.thorough)]
 )
-def test_blocks_that_stay(name: str, shared_kib: int) -> None:
+def test_a_batch_in_blocks_that_stay(name: str, shared_kib: int) -> None:
     """Several groups of outputs, of which the last is not whole; a strand of x as a whole, or where memory is short in
     parts; strands of 3 and of 1 slab, and a half one."""
     target = replace(CUDA_TARGETS["cuda:sm_90"], multiprocessors=8, shared_bytes=shared_kib << 10)
@@ -101,6 +101,25 @@ def test_blocks_that_stay(name: str, shared_kib: int) -> None:
         again = np.full_like(wanted[some], 77)
         cuda_threads.run(made, [x[some].copy(), weight, again])
         np.testing.assert_array_equal(again, found[some])
+
+
+@pytest.mark.thorough_if(case=lambda columns: columns == 4480)
+@pytest.mark.parametrize("columns", [200, 2048, 4096, 4480])
+@pytest.mark.parametrize("name", ["bf16", "q8", "q4", "q3h", "c3h", "q4_k"])
+def test_one_row_in_blocks_that_stay(name: str, columns: int) -> None:
+    """Of a chip with one multiprocessor two blocks take tile after tile, strands of one to five slabs; the bits of two
+    rows beside each other."""
+    rng = np.random.default_rng(columns)
+    x, weight = floats(rng, 2, columns), packed(rng, name, 72, columns)
+    attrs, rows = {"format": name, "width": 72}, tirx.Var("m", "int64")
+    target = replace(CUDA_TARGETS["cuda:sm_90"], multiprocessors=1)
+    made = make_kernel("packed_linear", target, [[rows, columns], list(weight.shape), [rows, 72]], attrs)
+    both, alone = np.full((2, 72), 77, np.float32), np.full((1, 72), 77, np.float32)
+    cuda_threads.run(made, [x, weight, both])
+    wanted = OPS["packed_linear"].meaning(x, weight, **attrs)
+    np.testing.assert_allclose(both, wanted, rtol=0, atol=10 * TOLERANCE * np.abs(wanted).max())
+    cuda_threads.run(made, [x[1:].copy(), weight, alone])
+    np.testing.assert_array_equal(alone, both[1:])
 
 
 @pytest.mark.thorough

@@ -46,9 +46,9 @@ def run(device: Device, function: Any, case: dict[str, np.ndarray], tolerance: f
     """The worst difference of outputs, of the greatest number; and whether all is as it should be."""
     before = [case[f"before_{i}"] for i in range(sum(name.startswith("before_") for name in case))]
     wanted = [case[f"output_{i}"] for i in range(sum(name.startswith("output_") for name in case))]
-    poison = [np.full(w.nbytes, POISON, np.uint8).view(w.dtype).reshape(w.shape) for w in wanted]
+    poison = [_filled(w.shape, w.dtype, POISON) for w in wanted]
     workspaces = [case[f"workspace_{i}"] for i in range(sum(name.startswith("workspace_") for name in case))]
-    poison += [np.full(each.shape[1:], -1, np.int32).view(each.dtype) for each in workspaces]  # NaN, where it is floats
+    poison += [_filled(each.shape[1:], each.dtype, 0xFF) for each in workspaces]  # NaN, where it is floats
     tensors = [to_device(device, array) for array in [*before, *poison]]
     with device.ffi.use_raw_stream(device.handle, device.stream):
         function(*tensors)
@@ -61,6 +61,11 @@ def run(device: Device, function: Any, case: dict[str, np.ndarray], tolerance: f
         after = case.get(f"after_{number}", before[number])
         right = right and np.array_equal(mine.reshape(-1).view(np.uint8), after.reshape(-1).view(np.uint8))
     return worst, right
+
+
+def _filled(shape: tuple[int, ...], dtype: np.dtype, byte: int) -> np.ndarray:
+    """An array of one byte."""
+    return np.full((*shape, dtype.itemsize), byte, np.uint8).view(dtype).reshape(shape)
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
