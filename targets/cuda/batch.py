@@ -1,12 +1,12 @@
-"""Products of 2 to 64 rows on CUDA where tensor cores take operands of four warps (`wgmma`): x stays, weights pass.
+"""Products of 9 to 64 rows by codes on CUDA where tensor cores take operands of four warps (`wgmma`): x stays, weights pass.
 
 There is one block for each multiprocessor. It makes operands of x out of one strand's columns once, in shared memory,
 and multiplies one group of outputs after another with them: sixteen tiles, one a warp, four warps a product. A warp's
 ring of weights goes on over its tiles, and is full before what is in front of the launch has ended. So x is read once
 by a block, and not once for each output or two.
 
-What strands summed goes to memory of the step, and a launch of its own adds it in their order. (On an H100
-it was slower to have the last warp that comes add it.)
+What strands summed goes to memory of the step, and a launch of its own adds it in their order. (To have the last warp
+that comes add it was slower on an H100.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
-from llmc.targets.cuda.batch_rows import Rows, Size, multiply_codes, multiply_numbers
+from llmc.targets.cuda.batch_rows import Rows, Size, multiply_codes
 from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, launch, local, together
 from llmc.targets.cuda.operands import Coded, Operands
 from llmc.targets.cuda.prelude import wait_copies
@@ -36,9 +36,9 @@ _RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
 def fitted(target: CudaTarget, product: Product, rows: int) -> Size | None:
     """A size for so many eights of rows: a strand of x as a whole, or a part that leaves weights room.
 
-    None where tensor cores take no such operands, or weights have two parts.
+    None where tensor cores take no such operands, and of weights that are numbers: more bytes than x in one part.
     """
-    if not target.wgmma or product.form.parts > 1:
+    if not target.wgmma or not product.form.run:
         return None
     room = target.shared_bytes - product.form.value_bytes - _RESERVED
     stage = 4 * Size(rows, 0, 1).words(product)
@@ -140,8 +140,6 @@ def _multiply_strand(
             x.begin(i)
             weights = slab.operands.slab(ring.next())
             slab.weights = [weights]
-            if isinstance(weights, Coded):
-                multiply_codes(slab, weights, x)
-                slab.add_offsets(x.sum)
-            else:
-                multiply_numbers(slab, weights, x)
+            assert isinstance(weights, Coded)
+            multiply_codes(slab, weights, x)
+            slab.add_offsets(x.sum)

@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.cuda.image import block_words
 from llmc.targets.cuda.launch import barrier, fma, held, i32, local
-from llmc.targets.cuda.operands import STEPS, Coded, Operands, Plain
+from llmc.targets.cuda.operands import STEPS, Coded, Operands
 from llmc.targets.cuda.prelude import (
     begin_group_products,
     commit_group_products,
@@ -115,21 +115,6 @@ class Rows:
     def sum(self, n: Any, at: int) -> Any:
         """Of row g of eight, the sum over the lane's own block, as two parts."""
         return held(self.memory[self._sum(n, self.slab, at)], "uint32")
-
-
-def multiply_numbers(slab: Slab, weights: Plain, x: Rows) -> None:
-    """A slab of weights that are numbers, added to sums."""
-    words = [word for block in range(BLOCKS) for step in weights.words(block) for word in step[0]]
-    a = local((len(words),), "uint32")
-    for i, word in enumerate(words):
-        T.buffer_store(a, word, [i])
-    begin_group_products(a, len(words))
-    for block in range(BLOCKS):
-        for step in range(STEPS):
-            for part in reversed(range(slab.x_parts)):
-                x.multiply(slab.sums, a[(block * STEPS + step) * 4], block, step, part, True)
-    commit_group_products()
-    wait_group_products(0, slab.sums, slab.rows * ROWS)
 
 
 def multiply_codes(slab: Slab, weights: Coded, x: Rows) -> None:
