@@ -1,4 +1,4 @@
-"""Products of 9 to 64 rows by codes on CUDA where tensor cores take operands of four warps (`wgmma`): x stays, weights pass.
+"""Products of 9 to 64 rows by codes on CUDA, where a chip has `wgmma`: x stays in blocks, weights pass.
 
 There is one block for each multiprocessor. It makes operands of x out of one strand's columns once, in shared memory,
 and multiplies one group of outputs after another with them: sixteen tiles, one a warp, four warps a product. A warp's
