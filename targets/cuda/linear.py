@@ -8,9 +8,9 @@ Of block formats products are of whole numbers and x: a sum over the columns tha
 and stored offsets are weights of columns of their own, whose x is the sum of the block's x.
 
 The number of rows chooses launches: of one to eight each warp has a part of the columns, and makes operands of x as it
-goes (strands.py). Of more a launch writes them first (image.py), for the same launch with more rows, or for one that
-goes over all columns in each warp (prefill.py), or in groups of four warps (warpgroups.py). All add in the same order
-(product.py).
+goes (strands.py). Of up to 64 by codes blocks keep operands of x where tensor cores read them there (batch.py). Of more
+a launch writes them first (image.py), for the launch of few rows with more of them, or for one that goes over all
+columns in each warp (prefill.py), or in groups of four warps (warpgroups.py). All add in the same order (product.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.arguments import arguments
-from llmc.targets.cuda import one_row, prefill, warpgroups
+from llmc.targets.cuda import batch, one_row, prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.operands import Form
@@ -47,12 +47,16 @@ def _linear(
         groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
         many = groups or size
         image = Image(product, many.rows)
-        few, batch = (shape.fitted(target, product) for shape in (FEW, BATCH))
-        one = one_row.fitted(target, product)
+        few, some = (shape.fitted(target, product) for shape in (FEW, BATCH))
+        one, staying = one_row.fitted(target, product), batch.fitted(target, product, BATCH.rows)
+        found = None if staying is None else batch.Strands(product, BATCH.rows, BATCH_ROWS)
 
-        def write_and_multiply_batch() -> None:
-            image.write(batch.rows)
-            multiply_few(product, batch, image)
+        def multiply_batch() -> None:
+            if staying is not None and found is not None:
+                batch.multiply_batch(target, product, staying, found)
+            else:
+                image.write(some.rows)
+                multiply_few(product, some, image)
 
         def write_and_multiply_many() -> None:
             image.write(many.rows, apart=groups is not None)
@@ -64,10 +68,7 @@ def _linear(
         launches: list[tuple[int, Callable[[], None]]] = []
         if one is not None:
             launches.append((1, partial(one_row.multiply_one, target, product, one)))
-        launches += [
-            (FEW.rows * ROWS, partial(multiply_few, product, few, None)),
-            (BATCH_ROWS, write_and_multiply_batch),
-        ]
+        launches += [(FEW.rows * ROWS, partial(multiply_few, product, few, None)), (BATCH_ROWS, multiply_batch)]
         _by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()
 

@@ -65,7 +65,7 @@ template <int GROUPS> static __device__ __forceinline__ void llmc_wait_copies() 
   asm volatile("cp.async.wait_group %0;" : : "n"(GROUPS) : "memory");
 }
 """
-GROUP_ROWS = (128, 256)  # of x, that one product of four warps takes
+GROUP_ROWS = (32, 128, 256)  # of x, that one product of four warps takes
 
 
 def _group_functions(rows: int) -> str:

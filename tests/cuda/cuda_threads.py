@@ -114,11 +114,7 @@ class _Launch:
         self.waited = False  # for the launches before
         everyone = np.ones(self.count, bool)
         self.arrivals = Arrivals(self.block_threads // WARP)
-        self.products = GroupProducts(
-            lambda pointer, words: self._pointed(pointer, words, everyone),
-            lambda given: self.value(given, everyone),
-            self.arrivals,
-        )
+        self.products = GroupProducts(self.count, self._pointed, self.value, self.arrivals)
         self.run(stmt, everyone)
         if not self.waited:
             raise Fault("a launch that never waits for those before it")
@@ -209,9 +205,7 @@ class _Launch:
                 if memory.scope == "shared":
                     memory.forget_warps(np.unique(self.thread[mask] // WARP))
         elif name.startswith(NAMES):
-            if not mask.all():
-                raise Fault("products of four warps that only some threads reach")
-            self.products.call(name, call.args[1:])
+            self.products.call(name, call.args[1:], mask)
         elif name in arrivals.NAMES:
             self._arrivals(name, call.args[1:], mask)
         elif name == "llmc_copy_async":
@@ -304,7 +298,7 @@ class _Launch:
         space, first, thread = (np.repeat(part, words) for part in sources[0])
         values = given.read(space, first + np.tile(np.arange(words), len(at[0])), thread).reshape(-1, words)
         self.arrivals.copy(to, places[0], values, counts, at)
-        self.products.shared = True  # tensor cores see what is so copied
+        self.products.shared[:] = True  # tensor cores see what is so copied
 
     def _wait(self, groups: int, mask: Array) -> None:
         """All but the last `groups` groups of these threads are there."""

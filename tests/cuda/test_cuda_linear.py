@@ -82,6 +82,27 @@ def test_rows_in_every_launch_of_a_chip(op: str, name: str, chip: str) -> None:
         np.testing.assert_array_equal(again, found[some])
 
 
+@pytest.mark.parametrize(
+    ("name", "shared_kib"), [("q4", 227), ("q4", 120), pytest.param("c3h", 120, marks=pytest.mark.thorough)]
+)
+def test_a_batch_in_blocks_that_stay(name: str, shared_kib: int) -> None:
+    """Several groups of outputs, of which the last is not whole; a strand of x as a whole, or where memory is short in
+    parts; strands of 3 and of 1 slab, and a half one."""
+    target = replace(CUDA_TARGETS["cuda:sm_90"], multiprocessors=8, shared_bytes=shared_kib << 10)
+    rng = np.random.default_rng(8)
+    x, weight = floats(rng, 40, 2368), packed(rng, name, 300, 2368)
+    attrs, rows = {"format": name, "width": 300}, tirx.Var("m", "int64")
+    made = make_kernel("packed_linear", target, [[rows, 2368], list(weight.shape), [rows, 300]], attrs)
+    wanted = OPS["packed_linear"].meaning(x, weight, **attrs)
+    found = np.full_like(wanted, 77)
+    cuda_threads.run(made, [x, weight, found])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=10 * TOLERANCE * np.abs(wanted).max())
+    for some in (slice(1), slice(33, 38)):
+        again = np.full_like(wanted[some], 77)
+        cuda_threads.run(made, [x[some].copy(), weight, again])
+        np.testing.assert_array_equal(again, found[some])
+
+
 @pytest.mark.thorough_if(case=lambda columns: columns == 4480)
 @pytest.mark.parametrize("columns", [200, 2048, 4096, 4480])
 @pytest.mark.parametrize("name", ["bf16", "q8", "q4", "q3h", "c3h", "q4_k"])
