@@ -64,7 +64,8 @@ def fitted(target: CudaTarget, product: Product) -> Size | None:
     # Unscaled sums take twice as many registers as sums do; where there are none, some are left.
     rows, kept = (16, 0) if product.form.run else (32, KEPT)
     room = target.shared_bytes - product.form.value_bytes - RESERVED
-    return next(size for stages in (8, 7, 6, 5, 4) if 4 * (size := Size(rows, stages, kept)).words(product) <= room)
+    sizes = (Size(rows, stages, kept) for stages in (8, 7, 6, 5, 4))
+    return next((size for size in sizes if 4 * size.words(product) <= room), None)
 
 
 def multiply_most(product: Product, image: Image, size: Size) -> None:
