@@ -93,9 +93,7 @@ def multiply_many(product: Product, image: Image, size: Size) -> None:
             row = block * rows + n * ROWS + operands.quarter * 2 + i % 2
             output = (tile + own) * TILE + operands.first + i // 2 % 2 * 8
             with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                T.buffer_store(
-                    product.out, totals.before(i, several) + sums[i], [row, output]
-                )
+                T.buffer_store(product.out, totals.before(i, several) + sums[i], [row, output])
 
 
 class Totals:

@@ -104,9 +104,7 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
             row = block * rows + i // 4 * ROWS + operands.quarter * 2 + i % 2
             output = tile * TILE + operands.first + i // 2 % 2 * 8
             with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                T.buffer_store(
-                    product.out, totals.before(i, several) + sums[i], [row, output]
-                )
+                T.buffer_store(product.out, totals.before(i, several) + sums[i], [row, output])
 
 
 def _multiply_numbers(slab: Slab, weights: Plain, x: XAhead, index: Any) -> None:
