@@ -37,6 +37,7 @@ import tensor_cores
 from arrivals import Arrivals
 from group_products import NAMES, GroupProducts
 from thread_memory import Copies, Fault, Memory
+from thread_numbers import BINARY, CALLS, aligned, scalar
 
 Array = np.ndarray[Any, Any]
 
@@ -342,9 +343,9 @@ class _Launch:
             return np.array([expr.value], str(expr.ty.dtype))
         if expr in self.values:
             return self.values[expr]
-        if kind in _BINARY:
-            a, b = _aligned(self.value(expr.a, mask), self.value(expr.b, mask))
-            return np.asarray(_BINARY[kind](a, b))
+        if kind in BINARY:
+            a, b = aligned(self.value(expr.a, mask), self.value(expr.b, mask))
+            return np.asarray(BINARY[kind](a, b))
         getter: Callable[[Any, Array], Array] = getattr(self, f"_value_{kind}")
         return getter(expr, mask)
 
@@ -369,12 +370,12 @@ class _Launch:
         return ~self.value(expr.a, mask).astype(bool)
 
     def _value_Select(self, expr: Any, mask: Array) -> Array:
-        condition, yes = _aligned(self.value(expr.condition, mask), self.value(expr.true_value, mask))
-        yes, no = _aligned(yes, self.value(expr.false_value, mask))
-        return np.where(_aligned(condition, yes)[0], yes, no)
+        condition, yes = aligned(self.value(expr.condition, mask), self.value(expr.true_value, mask))
+        yes, no = aligned(yes, self.value(expr.false_value, mask))
+        return np.where(aligned(condition, yes)[0], yes, no)
 
     def _value_Cast(self, expr: Any, mask: Array) -> Array:
-        return self.value(expr.value, mask).astype(_scalar(expr.ty.dtype))
+        return self.value(expr.value, mask).astype(scalar(expr.ty.dtype))
 
     def _value_Ramp(self, expr: Any, mask: Array) -> Array:
         base, stride = self.value(expr.base, mask), self.value(expr.stride, mask)
@@ -388,8 +389,8 @@ class _Launch:
         if name == "if_then_else":
             condition, yes, no = expr.args
             chosen = np.broadcast_to(self.value(condition, mask).astype(bool), (self.count,))
-            a, b = _aligned(self.value(yes, mask & chosen), self.value(no, mask & ~chosen))
-            return np.where(_aligned(chosen, a)[0], a, b)
+            a, b = aligned(self.value(yes, mask & chosen), self.value(no, mask & ~chosen))
+            return np.where(aligned(chosen, a)[0], a, b)
         if name == "tvm_warp_shuffle_xor":
             return self._shuffle_xor(expr, mask)
         if name == "tvm_warp_shuffle":
@@ -407,12 +408,12 @@ class _Launch:
         else:
             values = [self.value(arg, mask) for arg in expr.args]
         if name == "reinterpret":
-            return np.ascontiguousarray(values[0]).view(_scalar(expr.ty.dtype))
+            return np.ascontiguousarray(values[0]).view(scalar(expr.ty.dtype))
         if len(values) == 2:
-            values = list(_aligned(*values))
-        if name not in _CALLS:
+            values = list(aligned(*values))
+        if name not in CALLS:
             raise Fault(f"an expression that this knows nothing of: {name}")
-        return np.asarray(_CALLS[name](*values)).astype(_scalar(expr.ty.dtype))
+        return np.asarray(CALLS[name](*values)).astype(scalar(expr.ty.dtype))
 
     def _votes(self, expr: Any, mask: Array) -> Array:
         """A bit for each lane of a warp."""
@@ -463,45 +464,3 @@ class _Launch:
         assert int(expr.args[3]) == WARP
         self._whole_warps(mask, "a shuffle")
         return value[self.thread ^ int(expr.args[2])]
-
-
-def _scalar(dtype: Any) -> str:
-    """float32x4 -> float32."""
-    name = str(dtype)
-    return "bool" if name.startswith("bool") else name.partition("x")[0]
-
-
-def _aligned(a: Array, b: Array) -> tuple[Array, Array]:
-    """Scalars of threads beside vectors of threads."""
-    if a.ndim < b.ndim:
-        return a[:, None], b
-    return (a, b[:, None]) if b.ndim < a.ndim else (a, b)
-
-
-def _divided(a: Array, b: Array) -> Array:
-    """As C divides."""
-    return np.asarray(a / b) if a.dtype.kind == "f" else np.trunc(a.astype(np.float64) / b).astype(a.dtype)
-
-
-def _erf(x: Array) -> Array:
-    return np.array([math.erf(float(value)) for value in x.ravel()], np.float32).reshape(x.shape)
-
-
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    """Rounded twice where the first sum in float64 is not exact: hardly ever another float32."""
-    return np.asarray(a.astype(np.float64) * b + c).astype(np.float32)
-
-
-_BINARY: dict[str, Callable[[Array, Array], Any]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divided, "Mod": np.fmod,
-    "FloorDiv": np.floor_divide, "FloorMod": np.mod, "Min": np.fmin, "Max": np.fmax,
-    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
-    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
-    "LShift": np.left_shift, "RShift": np.right_shift,
-}  # fmt: skip
-_CALLS: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "cos": np.cos, "sin": np.sin, "erf": _erf,
-    "nearbyint": np.rint, "fabs": np.abs, "__fmaf_rn": _fma, "llmc_bf16_pair": tensor_cores.bf16_pair,
-    "llmc_bf16_add": tensor_cores.bf16_add, "llmc_half": tensor_cores.half, "__byte_perm": tensor_cores.bytes_of,
-    "llmc_exp2": np.exp2, "__popc": np.bitwise_count,
-}  # fmt: skip
