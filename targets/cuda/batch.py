@@ -23,8 +23,8 @@ from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill
 from llmc.targets.cuda.operands import Coded, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
+from llmc.targets.cuda.ring import Ring
 from llmc.targets.cuda.slab import Slab
-from llmc.targets.cuda.slab_ring import SlabRing
 from llmc.targets.cuda.target import WARP, CudaTarget
 
 _AHEAD = 60 << 10  # bytes of weights that should be on their way to a multiprocessor
@@ -107,7 +107,8 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
         first, slabs = strand * product.run(), held(product.slabs_of(strand), "int32")
         turns = T.floordiv(groups - 1 - group, step) + 1
         memory = dynamic(size.words(product), product.form.value_bytes)
-        ring = SlabRing(product, memory, warp * (size.ring(product) // warps), size.stages, lane)
+        place = warp * (size.ring(product) // warps)
+        ring = Ring(product.pieces(), product.weight, memory, place, size.room, lane)
         x = Rows(product, operands, size, memory, of_rows, thread)
         sums = local((size.rows * 4,))
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
@@ -117,6 +118,7 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
             x.make(first, slabs)
         with T.serial(0, turns, unroll=False) as turn:
             fill(sums, f32(0))
+            ring.begin_tile(turn)
             _multiply_strand(product, size, slab, ring, x, (first, slabs))
             tile = (group + turn * step) * warps + warp
             with T.If(tile < count), T.Then():
@@ -127,7 +129,7 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
 
 
 def _multiply_strand(
-    product: Product, size: Size, slab: Slab, ring: SlabRing, x: Rows, strand: tuple[Any, Any]
+    product: Product, size: Size, slab: Slab, ring: Ring, x: Rows, strand: tuple[Any, Any]
 ) -> None:  # fmt: skip
     """A strand, its first slab and how many, by a tile's weights; x is there as a whole or comes in chunks."""
     first, slabs = strand
@@ -138,8 +140,10 @@ def _multiply_strand(
             x.make(first + begun, T.min(slabs - begun, size.slabs))
         with T.serial(0, T.min(slabs - begun, size.slabs), unroll=False) as i:
             x.begin(i)
-            weights = slab.operands.slab(ring.next())
+            ring.arrive()
+            weights = slab.operands.slab(ring.slab_of(begun + i, 0))
             slab.weights = [weights]
             assert isinstance(weights, Coded)
             multiply_codes(slab, weights, x)
             slab.add_offsets(x.sum)
+            ring.leave()

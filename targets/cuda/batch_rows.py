@@ -18,6 +18,7 @@ from llmc.targets.cuda.prelude import (
     wait_group_products,
 )
 from llmc.targets.cuda.product import ROWS, Product
+from llmc.targets.cuda.ring import Room
 from llmc.targets.cuda.slab import BlockSums, Slab
 from llmc.targets.cuda.stream import BLOCK, BLOCKS, SLAB
 from llmc.targets.cuda.target import WARP
@@ -42,9 +43,14 @@ class Size:
         """Words of shared memory that operands of eight rows take."""
         return self.slabs * BLOCKS * block_words(product)
 
+    @property
+    def room(self) -> Room:
+        """Of a warp's weights."""
+        return Room(1, self.stages)
+
     def ring(self, product: Product) -> int:
         """What weights take."""
-        return self.warps * self.stages * sum(product.pieces().lengths)
+        return self.warps * self.room.words(product.pieces())
 
     def words(self, product: Product) -> int:
         """All of it."""

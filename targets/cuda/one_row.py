@@ -89,7 +89,7 @@ def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
         ring = Ring(product.pieces(), product.weight, memory, warp * words, size.room, lane)
         x = _Row(product, operands, memory, strands * words + warp * _x_words(product))
         turns = T.floordiv(count - 1 - block, blocks) + 1
-        ring.begin(block, blocks, turns, warp * product.run(), slabs)
+        ring.begin((block, blocks, count - 1), turns, warp * product.run(), slabs)
         after_launches()
         x.make(warp * product.run(), slabs, lane)
         sums = local((4,))
