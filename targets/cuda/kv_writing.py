@@ -42,7 +42,7 @@ def write_turned(
     Where pages hold pairs of bfloat16 queries are pairs too, if the launch for these can write them.
     """
     heads, groups, size = sizes
-    if pages.operands and is_staged(pages, size) and turns_by_fours(size, int(table.shape[1])):
+    if is_staged(pages, size) and turns_by_fours(size, int(table.shape[1])):
         q = T.alloc_buffer((qkv.shape[0], heads * size // 2), "uint32")
         KvWords(qkv, kv, places, sizes, table, layout).emit(q)
         return q
@@ -72,7 +72,7 @@ def _write(
     """
     heads, groups, size = sizes
     slot = places.slots[row]
-    page = places.ids[places.indptr[places.seqs[row]] + T.floordiv(slot, PAGE)]
+    page = places.page(places.seqs[row], slot)
 
     def side(which: int) -> Callable[[Any], Any]:
         return lambda d: number((heads + which * groups + group) * size + d)

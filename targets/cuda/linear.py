@@ -7,10 +7,11 @@ x likewise (fragments.py).
 Of block formats products are of whole numbers and x: a sum over the columns that share a scale is multiplied with that,
 and stored offsets are weights of columns of their own, whose x is the sum of the block's x.
 
-The number of rows chooses launches: of one to eight each warp has a part of the columns, and makes operands of x as it
-goes (strands.py). Of up to 64 by codes blocks keep operands of x where tensor cores read them there (batch.py). Of more
-a launch writes them first (image.py), for the launch of few rows with more of them, or for one that goes over all
-columns in each warp (prefill.py), or in groups of four warps (warpgroups.py). All add in the same order (product.py).
+The number of rows chooses launches: of one, blocks stay and weights come all the time (one_row.py). Of two to eight
+each warp has a part of the columns, and makes operands of x as it goes (strands.py). Of up to 64 by codes blocks keep
+operands of x where tensor cores read them there (batch.py). Of more a launch writes them first (image.py), for the
+launch of few rows with more of them, or for one that goes over all columns in each warp (prefill.py), or in groups of
+four warps (warpgroups.py). All add in the same order (product.py).
 """
 
 from __future__ import annotations

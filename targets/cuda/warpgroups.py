@@ -4,7 +4,8 @@ A group of four warps multiplies 64 outputs, a tile of each warp, with all rows 
 `mma` has them (operands.py), x out of shared memory, where it comes ahead. While tensor cores multiply, warps make the
 next weights, and multiply the sums before with their scales. Words of weights are read a slab ahead.
 
-A warp goes over one strand after another, and has what it has summed of those before in shared memory (prefill.py).
+A warp goes over one strand after another, and has what it has summed of those before in shared memory, and in what
+registers are left (prefill.py).
 """
 
 from __future__ import annotations
