@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.formats import ceil_to, from_bf16, to_bf16
+from llmc.compiler.hadamard import hadamard
 
 PAGE = 16  # tokens a page holds
 GROUP = 32  # elements of a q4 value that share a scale and a minimum
@@ -254,17 +255,9 @@ def bf16_scale(span: F32, factor: float) -> tuple[U16, F32]:
 def rotate(x: F32) -> F32:
     """x (..., D) times a Hadamard matrix over sqrt(n), in blocks of n, the greatest power of 2 that divides D.
 
-    It keeps q . k when both are rotated, and is its own inverse. Sums are made in pairs at distance 1, 2, 4...
+    It keeps q . k when both are rotated, and is its own inverse.
     """
-    size = x.shape[-1]
-    block = rotated_block(size)
-    distance = 1
-    while distance < block:
-        pairs = x.reshape(*x.shape[:-1], size // (2 * distance), 2, distance)
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
-        x = np.stack([a + b, a - b], axis=-2).reshape(x.shape)
-        distance *= 2
-    return x * np.float32(block**-0.5)
+    return hadamard(x, rotated_block(x.shape[-1]))
 
 
 def rotated_block(head_dim: int) -> int:

@@ -15,12 +15,12 @@ from tvm import relax
 
 from llmc.compiler import ops
 from llmc.compiler.formats import GROUP
-from llmc.compiler.ops.quantized import BIAS, ENDING, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
+from llmc.compiler.ops.quantized import BIAS, ENDINGS, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.bindings import bound_in, reads_of
 
-_LINEAR_THEN = {name + ENDING for name in MULTIPLIED}
-_EXPERTS_THEN = {name + ENDING for name in GATED}
+_LINEAR_THEN = {name + ending for name in MULTIPLIED for ending in ENDINGS.values()}
+_EXPERTS_THEN = {name + ending for name in GATED for ending in ENDINGS.values()}
 
 
 def fuse_activation(module: tvm.IRModule) -> tvm.IRModule:

@@ -6,7 +6,17 @@ search.py choose codes and scales; activations.py is the other side of the produ
 
 from __future__ import annotations
 
-from llmc.compiler.formats.activations import BLOCK, GROUP, MIDDLE, SUM_BLOCK, quantize_rows
+from llmc.compiler.formats.activations import (
+    BLOCK,
+    GROUP,
+    MIDDLE,
+    ROTATED,
+    SUM_BLOCK,
+    dequantize_rows,
+    quantize_rotated,
+    quantize_rows,
+    rotate_rows,
+)
 from llmc.compiler.formats.block import BlockFormat, Quantized, dequantize, join
 from llmc.compiler.formats.layout import decode, encode
 from llmc.compiler.formats.plain import TILE, PlainFormat, ceil_to, from_bf16, to_bf16
@@ -19,6 +29,7 @@ __all__ = [
     "MIDDLE",
     "NF4_ONE",
     "OFFERED",
+    "ROTATED",
     "SUM_BLOCK",
     "TILE",
     "BlockFormat",
@@ -29,9 +40,12 @@ __all__ = [
     "ceil_to",
     "decode",
     "dequantize",
+    "dequantize_rows",
     "encode",
     "from_bf16",
     "join",
+    "quantize_rotated",
     "quantize_rows",
+    "rotate_rows",
     "to_bf16",
 ]

@@ -2,6 +2,9 @@
 
     w = scale of its block * value(code) + offset of its block
 
+What a rotated format stores is the matrix with every 64 columns rotated (activations.py, `rotate_rows`), and rows that
+are multiplied with it are rotated likewise: products stay what they are.
+
 A `BlockFormat` is data: how many bits a code has, what a code stands for, how scales and offsets are stored. The
 quantizers (minmax.py, search.py) make a `Quantized`; layout.py lays it out in memory; kernels read that.
 
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats.activations import BLOCK, ROTATED, rotate_rows
 from llmc.compiler.formats.plain import F32, TILE, Array, ceil_to, tiles
 
 U8 = NDArray[np.uint8]
@@ -58,6 +62,7 @@ class BlockFormat:
     offset: Literal["minimum", "zero"] | int
     quantizer: Quantizer | None  # None: only keeps what a checkpoint has quantized already
     columns: int = 64  # a record's: scales and codes stand together
+    rotated: bool = False
     pair: bool = False  # a code stands for two columns
     values: U8 | None = None
     sub_bits: int = 8  # of sub_scale and sub_minimum: 4 puts both in a byte
@@ -85,8 +90,18 @@ class BlockFormat:
         """Whether its offset is a whole number, so that dots with int8 have it in them."""
         return isinstance(self.offset, int)
 
+    @property
+    def left_block(self) -> int:
+        """Columns of int8 activations that share a scale."""
+        return ROTATED if self.rotated else BLOCK
+
     def left(self, quantized: Sequence[Any]) -> list[Any]:
-        """Of quantize_rows' results those that a product with this format reads: codes, scales, and sums or starts."""
+        """Of what rows are as int8 what a product with this format reads: codes, scales, and sums or starts.
+
+        `quantized` are the results of quantize_rows, of a rotated format those of quantize_rotated.
+        """
+        if self.rotated:
+            return list(quantized)
         codes, scales, sums, starts = quantized
         return [codes, scales, starts if self.whole else sums]
 
@@ -126,6 +141,9 @@ class BlockFormat:
         """(N, K) float32 -> codes and tables; `importance` (K,) weighs the columns' errors where a quantizer can."""
         if self.quantizer is None:
             raise LlmcError(f"{self.name} only keeps weights that a checkpoint stores in it; choose another format")
+        if self.rotated:
+            weight = rotate_rows(weight)
+            importance = None if importance is None else spread(importance)
         return self.quantizer(weight, self, importance)
 
     def pack(self, weight: F32) -> Array:
@@ -139,6 +157,19 @@ class BlockFormat:
         from llmc.compiler.formats.layout import decode
 
         return np.ascontiguousarray(dequantize(self, decode(self, packed, rows, columns))[:, :columns])
+
+    def stored(self, packed: Array, rows: int, columns: int) -> F32:
+        """`unpack`, but of a rotated format the rotated matrix: what rows are multiplied with."""
+        from llmc.compiler.formats.layout import decode
+
+        return np.ascontiguousarray(_stored(self, decode(self, packed, rows, columns))[:, :columns])
+
+
+def spread(importance: F32) -> F32:
+    """(K,) -> (P,): how much errors of rotated columns count, which are all of them mixed."""
+    padded = np.zeros(ceil_to(len(importance), ROTATED), np.float32)
+    padded[: len(importance)] = importance
+    return np.repeat(padded.reshape(-1, ROTATED).mean(1), ROTATED).astype(np.float32)
 
 
 def join(parts: list[Quantized]) -> Quantized:
@@ -187,6 +218,11 @@ def values_of(format: BlockFormat, codes: U8) -> U8:
 
 def dequantize(format: BlockFormat, quantized: Quantized) -> F32:
     """(N, K) float32."""
+    values = _stored(format, quantized)
+    return rotate_rows(values) if format.rotated else values
+
+
+def _stored(format: BlockFormat, quantized: Quantized) -> F32:
     scale, offset = scales(format, quantized.tables)
     values = values_of(format, quantized.codes).astype(np.float32)
     blocks = values.reshape(*scale.shape, format.block)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join
-from llmc.compiler.formats.plain import F32, pieces
+from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join, scales
+from llmc.compiler.formats.plain import F32, Array, pieces
 
+TOP = 127  # greatest sub-scale
 LEVELS = 11  # of a weight in a pair code: 11 * 11 = 121 codes in 7 bits
 
 
@@ -42,17 +43,25 @@ def _minmax(weight: F32, format: BlockFormat) -> Quantized:
 
 
 def absmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Quantized:
-    """Formats with a float16 scale and a fixed zero point Z: scale = max|w| / (Z - 1) (GGUF's Q8_0)."""
+    """Formats with a fixed zero point Z: scale = max|w| / (Z - 1) (GGUF's Q8_0), as float16 or relative to the row's."""
     return join([_absmax(weight[piece], format) for piece in pieces(*weight.shape)])
 
 
 def _absmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     zero = np.float32(format.offset)
-    scale = _fp16(np.abs(blocks).max(-1) / (zero - 1), "block scale")
-    wide = scale.astype(np.float32)
+    least = np.abs(blocks).max(-1) / (zero - 1)
+    tables = _row_scales(least) if format.scale == "row" else {"scale": _fp16(least, "block scale")}
+    wide, _ = scales(format, tables)
     codes = _nearest(blocks, wide, -zero * wide, format.top)
-    return Quantized(codes.reshape(len(weight), -1), {"scale": scale})
+    return Quantized(codes.reshape(len(weight), -1), tables)
+
+
+def _row_scales(least: F32) -> dict[str, Array]:
+    """Tables of scales (N, B) that are as great as `least`, or up to two steps of a sub-scale greater."""
+    row = least.max(1) / np.float32(TOP * TOP)
+    steps = np.sqrt(least / np.where(row > 0, row, np.float32(1))[:, None])
+    return {"row_scale": row, "sub_scale": np.clip(np.ceil(steps), 0, TOP).astype(np.int8)}
 
 
 def _nearest(blocks: F32, scale: F32, minimum: F32, top: int) -> U8:

@@ -34,6 +34,11 @@ class PlainFormat:
     unpack: Callable[[Array, int, int], F32]  # packed, N, K -> (N, K)
     code_bits: float  # bits of a weight, without padding
 
+    @property
+    def stored(self) -> Callable[[Array, int, int], F32]:
+        """What rows are multiplied with: the numbers as they are."""
+        return self.unpack
+
 
 def ceil_to(value: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least `value`."""

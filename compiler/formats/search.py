@@ -1,14 +1,14 @@
 """Codes and scales of our codebook formats, chosen for the least squared error. Nothing here looks beyond one row.
 
-A block of 32 columns is scale * codebook entry, the scale signed: a negative one mirrors the codebook. For every block
+A block of columns is scale * codebook entry, the scale signed: a negative one mirrors the codebook. For every block
 
 1. scales on a fixed grid, both signs, are tried with the nearest entries; codes c fixed, the best scale is
    s = sum(h x c) / sum(h c c) and takes sum(h x c) * s off the error, so two sums rank a candidate (h: importance),
 2. the best one is tried once more from its own s,
 3. s is rounded to row scale * q |q|, q an int8, the better of two neighbours, and the codes are chosen for that.
 
-Letters: x = weights in units of 2^e of their row, laid out (32, n) with one block a column, pairs' first columns in
-rows 0..15 and their second ones in rows 16..31; y = x / s, the weight in codebook units.
+Letters: x = weights in units of 2^e of their row, laid out (b, n) with one block of b columns a column, pairs' first columns in
+the upper half of the rows and their second ones in the lower; y = x / s, the weight in codebook units.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized
 from llmc.compiler.formats.plain import F32, ceil_to
-from llmc.compiler.formats.trials import BLOCK, Trials
+from llmc.compiler.formats.trials import Trials
 
 ZERO = 64  # the stored entry that stands for 0
 TOP = 127  # greatest |sub-scale|
@@ -57,11 +57,11 @@ class Nearest:
         self.table = np.ascontiguousarray(self.values[self.codes].T)
 
     def near(self, y: F32) -> U8:
-        """Codes of blocks y (32, n) by the table: (32, n), or (16, n) for pairs."""
+        """Codes of blocks y (b, n) by the table: (b, n), or (b / 2, n) for pairs."""
         cells = (y + np.float32(ZERO)) * np.float32(self.steps)
         at = np.clip(cells, np.float32(0), np.float32(self.cells - 0.5), out=cells).astype(np.int32)
         if self.width == 2:
-            at = at[: BLOCK // 2] * self.cells + at[BLOCK // 2 :]
+            at = at[: len(at) // 2] * self.cells + at[len(at) // 2 :]
         return self.codes[at]
 
     def exact(self, first: F32, second: F32, weights: tuple[F32, F32] | None) -> NDArray[np.intp]:
@@ -81,7 +81,7 @@ class Nearest:
 
 
 class Blocks:
-    """Blocks x (32, n) that are quantized with one codebook; `importance` (32, n) or None for all alike."""
+    """Blocks x (b, n) that are quantized with one codebook; `importance` (b, n) or None for all alike."""
 
     def __init__(self, nearest: Nearest, x: F32, importance: F32 | None = None) -> None:
         self.nearest, self.x, self.importance = nearest, x, importance
@@ -109,8 +109,8 @@ class Blocks:
         return sub.astype(np.int8)
 
     def codes(self, scale: F32) -> U8:
-        """(32, n), or (16, n) for pairs: the nearest entries at scale (n,), exactly."""
-        inverse, half = inverse_of(scale), BLOCK // 2
+        """(b, n), or (b / 2, n) for pairs: the nearest entries at scale (n,), exactly."""
+        inverse, half = inverse_of(scale), len(self.x) // 2
         y, h = self.x * inverse, self.importance
         if self.nearest.width == 1:
             return self.nearest.near(y)
@@ -126,7 +126,7 @@ def search(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
     """
     rows, columns = weight.shape
     padded = ceil_to(columns, format.columns)
-    blocks = padded // BLOCK
+    blocks = padded // format.block
     nearest = nearest_of(format)
     codes = np.empty((rows, padded // nearest.width), np.uint8)
     row_scale, sub_scale = np.empty(rows, np.float32), np.empty((rows, blocks), np.int8)
@@ -136,8 +136,8 @@ def search(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
         part = slice(at, at + step)
         x, exponent = normalized(weight[part], padded)
         height = len(x)
-        h = None if weights is None else np.tile(_laid_out(weights[None], nearest.width), (1, height))
-        chunk = Blocks(nearest, _laid_out(x, nearest.width), h)
+        h = None if weights is None else np.tile(_laid_out(weights[None], nearest.width, format.block), (1, height))
+        chunk = Blocks(nearest, _laid_out(x, nearest.width, format.block), h)
         scale = chunk.best_scales()
         unit = np.abs(scale).reshape(height, blocks).max(1) / np.float32(TOP * TOP)
         spread = np.repeat(unit, blocks)
@@ -162,8 +162,8 @@ def _reaches(width: int, entries: int) -> NDArray[np.float32]:
 def nearest_of(format: BlockFormat) -> Nearest:
     """The look-up of a format's codebook, made once."""
     values = format.values
-    if values is None or format.scale != "row" or format.block != BLOCK:
-        raise ValueError(f"{format.name}: wanted a codebook, blocks of {BLOCK} columns and a scale a row")
+    if values is None or format.scale != "row":
+        raise ValueError(f"{format.name}: wanted a codebook and a scale a row")
     return _made(np.ascontiguousarray(values, np.uint8).tobytes(), 2 if format.pair else 1)
 
 
@@ -209,8 +209,8 @@ def normalized(weight: F32, padded: int) -> tuple[F32, NDArray[np.int32]]:
     return out, exponent
 
 
-def _laid_out(x: F32, width: int) -> F32:
-    """(rows, padded) -> (32, rows * blocks), a pair's columns 8g + p and 8g + 4 + p in rows 4g + p and 16 + 4g + p."""
+def _laid_out(x: F32, width: int, block: int) -> F32:
+    """(rows, padded) -> (b, rows * blocks), a pair's columns 8g + p and 8g + 4 + p in rows 4g + p and b/2 + 4g + p."""
     if width == 1:
-        return np.ascontiguousarray(x.reshape(-1, BLOCK).T)
-    return np.ascontiguousarray(x.reshape(-1, 4, 2, 4).transpose(2, 1, 3, 0)).reshape(BLOCK, -1)
+        return np.ascontiguousarray(x.reshape(-1, block).T)
+    return np.ascontiguousarray(x.reshape(-1, block // 8, 2, 4).transpose(2, 1, 3, 0)).reshape(block, -1)

@@ -19,7 +19,6 @@ import numpy as np
 
 from llmc.compiler.formats.plain import F32
 
-BLOCK = 32
 LANES = 16
 LEAST = 1e-30  # of a sum of squares that is divided by
 BETTER = 1 + 1e-6  # by less than this, what a scale takes off is a matter of rounding
@@ -27,7 +26,7 @@ _COMPILING = threading.Lock()
 
 
 class Trials:
-    """Blocks x (32, n) and the table of a codebook's nearest entries, (columns a code stands for, cells) float32.
+    """Blocks x (columns, n) and the table of a codebook's nearest entries, (columns a code stands for, cells) float32.
 
     A cell is one of `steps` a unit, from -64 on; of pairs the first column's cells count before the second's.
     """
@@ -38,7 +37,7 @@ class Trials:
         if importance is not None:
             self._fixed.append(_whole_lanes(np.broadcast_to(importance, x.shape)))
         with _COMPILING:
-            self._functions = _compiled(len(table), steps, importance is not None)
+            self._functions = _compiled(len(table), steps, importance is not None, len(x))
 
     def best(self, inverses: F32, reaches: F32) -> F32:
         """(n,) the scales that take most off the errors: those that fit the entries nearest at 1 / scale.
@@ -71,12 +70,12 @@ def _whole_lanes(x: F32) -> F32:
     return np.require(x, requirements=["C", "W"])
 
 
-@lru_cache(maxsize=8)
-def _compiled(width: int, steps: int, weighted: bool) -> dict[str, Callable[..., None]]:
-    """`best` and `sums` for codebooks of so many columns a code."""
+@lru_cache(maxsize=16)
+def _compiled(width: int, steps: int, weighted: bool, block: int) -> dict[str, Callable[..., None]]:
+    """`best` and `sums` for codebooks of so many columns a code, and blocks of so many columns."""
     import tvm
 
-    kernels = _Kernels(width, steps, weighted)
+    kernels = _Kernels(width, steps, weighted, block)
     functions = {"best": kernels.best(), "sums": kernels.sums()}
     module = tvm.IRModule({name: each.with_attr("global_symbol", name) for name, each in functions.items()})
     # Few CPU flags: what is gathered from the table takes the time.
@@ -90,11 +89,11 @@ def _compiled(width: int, steps: int, weighted: bool) -> dict[str, Callable[...,
 class _Kernels:
     """The two functions in TVM's terms; see `Trials` for what they compute."""
 
-    def __init__(self, width: int, steps: int, weighted: bool) -> None:
+    def __init__(self, width: int, steps: int, weighted: bool, block: int) -> None:
         from tvm.script.ir_builder import tirx as T
 
         self.t: Any = T
-        self.width, self.steps, self.weighted = width, steps, weighted
+        self.width, self.steps, self.weighted, self.block = width, steps, weighted, block
 
     def best(self) -> Any:
         """(table, x[, h], inverses, reaches, out scale)"""
@@ -147,15 +146,15 @@ class _Kernels:
         """The arguments that both have; the number of blocks."""
         n, cells = self._size(), 128 * self.steps
         self.table = self._array([self.width, cells**self.width])
-        self.x = self._array([BLOCK, n])
-        self.h = self._array([BLOCK, n]) if self.weighted else None
+        self.x = self._array([self.block, n])
+        self.h = self._array([self.block, n]) if self.weighted else None
         return n
 
     def _sums(self, own: Any, inverse: Any) -> tuple[Any, Any]:
         """Registers with sum(h x c) and sum(h c c) of sixteen blocks."""
         t, get = self.t, self._get
         inner, square, factor, entry = (self._register() for _ in range(4))
-        rows = BLOCK // self.width
+        rows = self.block // self.width
         cells = t.alloc_local((rows, LANES), "int32", annotations={"disable_lower_builtin": True})
         for each in (inner, square):
             self._set(each, self._all(0.0))
@@ -182,7 +181,7 @@ class _Kernels:
 
         if self.width == 1:
             return of(row)
-        return of(row) * t.broadcast(t.int32(cells), LANES) + of(row + BLOCK // 2)
+        return of(row) * t.broadcast(t.int32(cells), LANES) + of(row + self.block // 2)
 
     def _size(self) -> Any:
         """A size that a call says."""

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import BLOCK, FORMATS, from_bf16, to_bf16
+from llmc.compiler.formats import FORMATS, dequantize_rows, from_bf16, to_bf16
+from llmc.compiler.formats import quantize_rotated as _quantize_rotated
 from llmc.compiler.formats import quantize_rows as _quantize_rows
+from llmc.compiler.formats import rotate_rows as _rotate_rows
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -214,12 +216,12 @@ def pack(weight: F32, format: str) -> NDArray[Any]:
 
 def packed_embedding(ids: I32, table: NDArray[Any], format: str, width: int) -> F32:
     """(M,), packed (V, C = width) -> (M, C)."""
-    return embedding(ids, FORMATS[format].unpack(table, table.shape[0] * 16, width))
+    return embedding(ids, FORMATS[format].stored(table, table.shape[0] * 16, width))
 
 
 def packed_linear(x: F32, weight: NDArray[Any], format: str, width: int) -> F32:
     """(M, K), packed (N = width, K) -> (M, N)."""
-    return x @ FORMATS[format].unpack(weight, width, x.shape[1]).T
+    return x @ FORMATS[format].stored(weight, width, x.shape[1]).T
 
 
 def round_rows(x: F32) -> I32:
@@ -232,7 +234,7 @@ def round_rows(x: F32) -> I32:
 def bf16_linear(x: I32, weight: NDArray[Any], format: str, width: int) -> F32:
     """bfloat16 pairs (M, K/2), packed (N = width, K) -> (M, N)."""
     rounded = from_bf16(np.ascontiguousarray(x).view(np.uint16))
-    return rounded @ FORMATS[format].unpack(weight, width, rounded.shape[1]).T
+    return rounded @ FORMATS[format].stored(weight, width, rounded.shape[1]).T
 
 
 def quantize_rows(x: F32) -> tuple[I32, F32, F32, I32]:
@@ -241,8 +243,18 @@ def quantize_rows(x: F32) -> tuple[I32, F32, F32, I32]:
     return codes.view(np.int32), scales, sums, starts
 
 
+def rotate_rows(x: F32, width: int) -> F32:
+    """(M, K) -> (M, width): every 64 columns rotated, zeros added to whole ones."""
+    return _rotate_rows(x)[:, :width]
+
+
+def quantize_rotated(x: F32) -> tuple[I32, F32, I32]:
+    """(M, K) -> codes (M, K64/4) as int32 words, scales and starts (M, K64/64) of the rotated rows."""
+    codes, scales, starts = _quantize_rotated(x)
+    return codes.view(np.int32), scales, starts
+
+
 def i8_linear(codes: I32, scales: F32, totals: NDArray[Any], weight: NDArray[Any], format: str, width: int) -> F32:
     """codes * scales (M, K64), packed (N = width, K) -> (M, N); `totals` save the kernel the offset's work."""
-    signed = np.ascontiguousarray(codes).view(np.int8).reshape(codes.shape[0], -1, BLOCK)
-    x = (signed * scales[..., None]).reshape(codes.shape[0], -1)
-    return x @ FORMATS[format].unpack(weight, width, x.shape[1]).T
+    x = dequantize_rows(codes, scales)
+    return x @ FORMATS[format].stored(weight, width, x.shape[1]).T

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import BLOCK, FORMATS, from_bf16
+from llmc.compiler.formats import FORMATS, dequantize_rows, from_bf16
 from llmc.compiler.meaning import sigmoid
 
 F32 = NDArray[np.float32]
@@ -121,14 +121,8 @@ def _from_pairs(x: I32) -> F32:
     return from_bf16(np.ascontiguousarray(x).view(np.uint16))
 
 
-def _from_codes(codes: I32, scales: F32) -> F32:
-    """codes (M, K64 / 4) in words, scales (M, K64 / 32) -> (M, K64)."""
-    signed = np.ascontiguousarray(codes).view(np.int8).reshape(codes.shape[0], -1, BLOCK)
-    return (signed * scales[..., None]).reshape(codes.shape[0], -1)
-
-
 def _unpacked(weight: NDArray[Any], format: str, experts: int, width: int, columns: int) -> F32:
-    return FORMATS[format].unpack(weight, experts * width, columns)
+    return FORMATS[format].stored(weight, experts * width, columns)
 
 
 def packed_experts_in(x: F32, ids: I32, weight: NDArray[Any], format: str, experts: int, width: int) -> F32:
@@ -145,7 +139,7 @@ def i8_experts_in(
     codes: I32, scales: F32, totals: NDArray[Any], ids: I32, weight: NDArray[Any], format: str, experts: int, width: int
 ) -> F32:
     """codes * scales (M, C64), (M, U), packed (E F, C) -> (M, U F)."""
-    return packed_experts_in(_from_codes(codes, scales), ids, weight, format, experts, width)
+    return packed_experts_in(dequantize_rows(codes, scales), ids, weight, format, experts, width)
 
 
 def packed_experts_out(
@@ -168,4 +162,4 @@ def i8_experts_out(
     format: str, experts: int, width: int,
 ) -> F32:  # fmt: skip
     """codes * scales (M, U F), F a multiple of 64, (M, U), (M, U), packed (E C, F) -> (M, C)."""
-    return packed_experts_out(_from_codes(codes, scales), ids, weights, weight, format, experts, width)
+    return packed_experts_out(dequantize_rows(codes, scales), ids, weights, weight, format, experts, width)

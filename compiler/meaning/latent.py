@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import BLOCK, FORMATS, from_bf16
+from llmc.compiler.formats import FORMATS, dequantize_rows, from_bf16
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -38,7 +38,7 @@ def latent_rows(q: F32, rotated: F32, latent: F32, heads: int) -> F32:
 
 def packed_head_linear(x: F32, weight: NDArray[Any], format: str, heads: int, columns: int, width: int) -> F32:
     """(M, H S), packed (H N = width, K = columns) -> (M, H N)."""
-    return head_linear(x, FORMATS[format].unpack(weight, width, columns), heads)
+    return head_linear(x, FORMATS[format].stored(weight, width, columns), heads)
 
 
 def bf16_head_linear(x: I32, weight: NDArray[Any], format: str, heads: int, columns: int, width: int) -> F32:
@@ -52,6 +52,4 @@ def i8_head_linear(
     format: str, heads: int, columns: int, width: int,
 ) -> F32:  # fmt: skip
     """codes * scales (M, H S), packed (H N, K) -> (M, H N); `totals` save the kernel the offset's work."""
-    signed = np.ascontiguousarray(codes).view(np.int8).reshape(len(codes), -1, BLOCK)
-    x = (signed * scales[..., None]).reshape(len(codes), -1)
-    return packed_head_linear(x, weight, format, heads, columns, width)
+    return packed_head_linear(dequantize_rows(codes, scales), weight, format, heads, columns, width)

@@ -7,7 +7,7 @@ G kv heads, D head size, S sequences, P pages listed, V vocabulary.
 from __future__ import annotations
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import BLOCK, FORMATS, GROUP, SUM_BLOCK, ceil_to
+from llmc.compiler.formats import BLOCK, FORMATS, GROUP, ROTATED, SUM_BLOCK, ceil_to
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
 
@@ -27,6 +27,13 @@ def quantized_rows(shapes: list[Shape], _: dict[str, Attr]) -> Result:
     blocks = (rows, width // BLOCK)
     totals = (rows, width // BLOCK + width // SUM_BLOCK)
     return [((rows, width // 4), "int32"), (blocks, "float32"), (totals, "float32"), (totals, "int32")]
+
+
+def quantized_rotated(shapes: list[Shape], _: dict[str, Attr]) -> Result:
+    rows, columns = shapes[0]
+    width = ceil_to(int(columns), ROTATED)
+    blocks = (rows, width // ROTATED)
+    return [((rows, width // 4), "int32"), (blocks, "float32"), (blocks, "int32")]
 
 
 def _top_result(shapes: list[Shape], _: dict[str, Attr]) -> Result:
@@ -288,12 +295,32 @@ ROWS = (
         "compiler/formats/activations.py",
     ),
     Op(
+        "rotate_rows",
+        ("x",),
+        ("width",),
+        lambda s, a: [((s[0][0], int(a["width"])), "float32")],
+        meaning.rotate_rows,
+        "x (M, K) with zeros up to whole blocks of 64 columns, each times a Hadamard matrix over 8 -> (M, width), the "
+        "first of them: its own inverse",
+        "compiler/formats/activations.py",
+    ),
+    Op(
+        "quantize_rotated",
+        ("x",),
+        (),
+        quantized_rotated,
+        meaning.quantize_rotated,
+        "rotate_rows of x (M, K) -> int8 codes (M, K64/4) in int32 words, scales (M, K64/64), and sums of the codes of "
+        "64 columns times -128 (M, K64/64)",
+        "compiler/formats/activations.py",
+    ),
+    Op(
         "i8_linear",
         ("codes", "scales", "totals", "weight"),
         ("format", "width"),
         lambda s, a: [((s[0][0], int(a["width"])), "float32")],
         meaning.i8_linear,
-        "(codes * scales) (M, K) @ unpack(weight)^T -> (M, N = width); totals are starts where the format's offset is "
+        "(codes * scales) (M, K) @ stored(weight)^T -> (M, N = width); totals are starts where the format's offset is "
         "a whole number, else sums",
         "compiler/formats/",
     ),

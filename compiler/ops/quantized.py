@@ -1,6 +1,7 @@
-"""Ops whose result goes straight to int8: what they compute is what quantize_rows would make of their last result.
+"""Ops whose result goes straight to int8: what quantize_rows or quantize_rotated would make of their last result.
 
-Those of narrowed.py, with names that end in _i8, for widths that are multiples of 64; and these behind matrices.
+Those of narrowed.py, with names that end in _i8 or _rotated_i8, for widths that are multiples of 64; and these behind
+matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from llmc.compiler.ops import core, experts
 from llmc.compiler.ops.narrowed import narrowed
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
-ENDING = "_i8"
+ENDINGS = {"quantize_rows": "_i8", "quantize_rotated": "_rotated_i8"}  # by what stores their last result
 MULTIPLIED = ("activate", "gated", "bounded_gated")  # of these, those that are fused with the i8_linear they are of
 GATED = ("gated", "bounded_gated")  # and with the two i8_experts_in
 LINEAR = "i8_linear"
@@ -85,16 +86,22 @@ def _after_experts(matrix: Op, quantized: Op, biased: bool) -> Op:
     )
 
 
-_ROWS = narrowed("quantize_rows", ENDING, ": codes, scales, sums, starts; K is a multiple of 64")
+_RESULTS = {
+    "quantize_rows": ": codes, scales, sums, starts; K is a multiple of 64",
+    "quantize_rotated": ": codes, scales, starts; K is a multiple of 64",
+}
+_ROWS = [(store, op) for store, ending in ENDINGS.items() for op in narrowed(store, ending, _RESULTS[store])]
 _LINEAR = next(op for op in core.ROWS if op.name == LINEAR)
 _EXPERTS = next(op for op in experts.ROWS if op.name == EXPERTS)
+
+
+def _of(names: tuple[str, ...]) -> list[Op]:
+    """The ops with these names and an ending."""
+    return [op for store, op in _ROWS if op.name.removesuffix(ENDINGS[store]) in names]
+
+
 ROWS = (
-    *_ROWS,
-    *(_after_linear(_LINEAR, op) for op in _ROWS if op.name.removesuffix(ENDING) in MULTIPLIED),
-    *(
-        _after_experts(_EXPERTS, op, biased)
-        for op in _ROWS
-        if op.name.removesuffix(ENDING) in GATED
-        for biased in (False, True)
-    ),
+    *(op for _, op in _ROWS),
+    *(_after_linear(_LINEAR, op) for op in _of(MULTIPLIED)),
+    *(_after_experts(_EXPERTS, op, biased) for op in _of(GATED) for biased in (False, True)),
 )

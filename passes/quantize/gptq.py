@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats.activations import rotate_rows
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized, scales
 from llmc.compiler.formats.plain import F32, Array, ceil_to
 from llmc.compiler.formats.search import (
@@ -58,6 +59,9 @@ def compensate(
             f"calibration: got second moments {hessian.shape}, wanted ({columns}, {columns}) finite numbers; "
             "do the calibration texts make the model overflow?"
         )
+    if format.rotated:  # weights and inputs that are both rotated have the same products
+        weight, hessian = rotate_rows(weight), rotate_rows(rotate_rows(hessian.astype(np.float32)).T)
+        columns = len(hessian)
     plan = _planned(format, hessian, columns, damp)
     padded = len(plan.hessian)
     codes = np.empty((rows, padded // plan.entries.width), np.uint8)
