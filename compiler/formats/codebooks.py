@@ -42,7 +42,8 @@ _SCALARS = {
     ),
 }
 
-for _name in ("c6", "c5", "c4"): _SCALARS["r" + _name[1:]] = _SCALARS[_name]
+for _name in ("c6", "c5", "c4"):
+    _SCALARS["r" + _name[1:]] = _SCALARS[_name]
 _PAIRS["r3h"] = _PAIRS["c3h"]
 CODEBOOKS: dict[str, U8] = {
     **{name: np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 2) for name, text in _PAIRS.items()},
