@@ -189,7 +189,7 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
     left = {
         "packed_linear": lambda x: (x,),
         "bf16_linear": lambda x: (meaning.round_rows(x),),
-        "i8_linear": lambda x: block_format(name).left(meaning.quantize_rows(x)),
+        "i8_linear": lambda x: meaning.left_of(block_format(name), x),
     }[op]
     outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _format_width(rng, name)
     x = left(floats(rng, rows, width))
@@ -205,15 +205,16 @@ def greatest_case(rng: Rng, name: str, least: bool = False) -> Case:
     format = block_format(name)
     codes = np.arange(format.top + 1) if format.values is None else format.values.reshape(len(format.values), -1).sum(1)
     x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 512, axis=1)
+    x = meaning.rotate_rows(x, 512) if format.rotated else x
     weight = packed(rng, name, 16, 512, int(np.argmin(codes) if least else np.argmax(codes)))
-    left = format.left(meaning.quantize_rows(x))
+    left = meaning.left_of(format, x)
     # Scales and offsets cancel in some outputs; a sum that does not fit would be off by far more.
     return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
 
 
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
 # One of each kind of codes, scales and offsets: for tests of what reads weights as others do.
-FEW_FORMATS = ("q8", "q5", "q4", "q3h", "c4", "c2h", "q4_0", "q4_k", "q6_k", "iq2_xxs", "nvfp4", "nf4")
+FEW_FORMATS = ("q8", "q5", "q4", "q3h", "c4", "c2h", "r8", "r4", "q4_0", "q4_k", "q6_k", "iq2_xxs", "nvfp4", "nf4")
 TURNS = {name: number % 2 for number, name in enumerate(BLOCK_FORMATS)}  # which half it is of, where a test takes one
 
 
@@ -257,6 +258,10 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "top": _top,
     "round_rows": _row_case("round_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
+    "quantize_rotated": _row_case("quantize_rotated", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
+    "rotate_rows": _row_case(
+        "rotate_rows", lambda r, m, c: ([floats(r, m, c)], {"width": int(r.integers(1, c + 1))}, (0,))
+    ),
     "rope": _rope,
     "sinusoid": _row_case(
         "sinusoid",

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not panel_linear.are_for(NARROW), reason="no AVX
 def many_rows(format: str, rows: int, width: int) -> Case:
     """A linear layer over several panels."""
     rng = np.random.default_rng([*map(ord, format)])
-    x = block_format(format).left(meaning.quantize_rows(floats(rng, rows, COLUMNS)))
+    x = meaning.left_of(block_format(format), floats(rng, rows, COLUMNS))
     weight = packed(rng, format, width, COLUMNS)
     return Case("i8_linear", [*x, weight], {"format": format, "width": width}, tuple(range(len(x))))
 
@@ -55,7 +55,7 @@ def test_a_row_has_the_same_bits_alone() -> None:
 
 def test_a_gated_layer_gives_the_same_bits() -> None:
     rng = np.random.default_rng(1)
-    x = block_format("q4_0").left(meaning.quantize_rows(floats(rng, 41, 256)))
+    x = meaning.left_of(block_format("q4_0"), floats(rng, 41, 256))
     attrs = {"format": "q4_0", "width": 256, "activation": "silu"}
     case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4_0", 256, 256)], attrs, tuple(range(len(x))))
     like = OPS[case.op].meaning(*case.arrays, **case.attrs)
