@@ -43,7 +43,7 @@ def _minmax(weight: F32, format: BlockFormat) -> Quantized:
 
 
 def absmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Quantized:
-    """Formats with a fixed zero point Z: scale = max|w| / (Z - 1) (GGUF's Q8_0), as float16 or relative to the row's."""
+    """Formats with a fixed zero point Z: scale = max|w| / (Z - 1) (GGUF's Q8_0), float16 or relative to the row's."""
     return join([_absmax(weight[piece], format) for piece in pieces(*weight.shape)])
 
 
@@ -51,7 +51,11 @@ def _absmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     zero = np.float32(format.offset)
     least = np.abs(blocks).max(-1) / (zero - 1)
-    tables = _row_scales(least) if format.scale == "row" else {"scale": _fp16(least, "block scale")}
+    tables: dict[str, Array] = {}
+    if format.scale == "row":
+        tables = _row_scales(least)
+    else:
+        tables["scale"] = _fp16(least, "block scale")
     wide, _ = scales(format, tables)
     codes = _nearest(blocks, wide, -zero * wide, format.top)
     return Quantized(codes.reshape(len(weight), -1), tables)

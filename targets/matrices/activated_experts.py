@@ -15,7 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import GROUP, TILE
-from llmc.compiler.ops.quantized import ENDING, after_experts
+from llmc.compiler.ops.quantized import after_experts
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.experts import ROW_BLOCK, SHARES
@@ -24,7 +24,7 @@ from llmc.targets.matrices.pair_products import PANEL, Left, Multiply, PairProdu
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
-from llmc.targets.rows.rounding import QUANTIZED, quantize_group
+from llmc.targets.rows.rounding import ROUNDINGS, Rounding
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, i32, lanes, registers, splat
 
@@ -35,9 +35,9 @@ _PAIRS = PANEL // _GROUPS  # as many pairs are few: sums take as much room as th
 
 
 def gated_i8_experts(
-    activation: Activation, biased: bool, target: Target, shapes: list[Any], attrs: dict[str, Any]
+    activation: Activation, rounding: Rounding, biased: bool, target: Target, shapes: list[Any], attrs: dict[str, Any]
 ) -> tirx.PrimFunc:
-    """Left operands of x (M, C), ids (M, U), packed gate and up (E F, C) -> (M, U F) as quantize_rows gives it.
+    """Left operands of x (M, C), ids (M, U), packed gate and up (E F, C) -> (M, U F) as int8.
 
     `biased`: gate's and up's biases (E F,) come after these, and are added before the activation.
     """
@@ -47,9 +47,9 @@ def gated_i8_experts(
     combine = activation.of(attrs)
     parts = [replace(part, step=0) for part in slices("i8", attrs["format"], inner, 1)]
     with IRBuilder() as builder, T.prim_func():
-        types = [*product.dtypes[:-1], "int32", *product.dtypes[-1:] * 2, *["float32"] * 2 * biased, *QUANTIZED]
+        types = [*product.dtypes[:-1], "int32", *product.dtypes[-1:] * 2, *["float32"] * 2 * biased, *rounding.dtypes]
         given = arguments(types, shapes)
-        quantized, given = given[-len(QUANTIZED) :], given[: -len(QUANTIZED)]
+        quantized, given = given[-len(rounding.dtypes) :], given[: -len(rounding.dtypes)]
         biases, given = (given[-2:], given[:-2]) if biased else ([], given)
         *left, ids, gate, up = given
         pairs = Pairs(ids, ROW_BLOCK, int(attrs["experts"]))
@@ -60,7 +60,7 @@ def gated_i8_experts(
 
             def write(at: Any, group: Any, numbers: list[Any], start: Any = start) -> None:
                 """Give 64 columns of the `at`-th pair."""
-                quantize_group(numbers, start + pairs.row(at), pairs.place(at) * groups + group, quantized)
+                rounding.group(numbers, start + pairs.row(at), pairs.place(at) * groups + group, quantized)
 
             nothing = [combine(splat(f32(0)), splat(f32(0)))] * _TILES
             with T.If(pairs.ends[0] > 0), T.Then(), parallel(target, pairs.ends[0]) as at, T.serial(0, groups) as group:
@@ -112,8 +112,9 @@ def gated_i8_experts(
 
 
 KERNELS: dict[str, Any] = {
-    after_experts(name + ENDING, biased): partial(gated_i8_experts, activation, biased)
+    after_experts(name + ending, biased): partial(gated_i8_experts, activation, rounding, biased)
     for name, activation in ACTIVATIONS.items()
     if activation.parts == 2
+    for ending, rounding in ROUNDINGS.items()
     for biased in (False, True)
 }

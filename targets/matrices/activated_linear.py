@@ -15,12 +15,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import GROUP, TILE
+from llmc.compiler.ops.quantized import after_linear
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.linear import get, tile_bytes
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
-from llmc.targets.rows.rounding import QUANTIZED, quantize_group, whole_groups
+from llmc.targets.rows.rounding import ROUNDINGS, Rounding, whole_groups
 from llmc.targets.target import Target
 from llmc.targets.vector import lanes, registers
 
@@ -30,15 +31,15 @@ _IN_ORDER = 8
 
 
 def activated_i8_linear(
-    activation: Activation, target: Target, shapes: list[Any], attrs: dict[str, Any]
+    activation: Activation, rounding: Rounding, target: Target, shapes: list[Any], attrs: dict[str, Any]
 ) -> tirx.PrimFunc:
-    """Operands of i8_linear -> what `activation` makes of its result (M, width), as quantize_rows gives it."""
+    """Operands of i8_linear -> what `activation` makes of its result (M, width), as int8."""
     combine = activation.of(attrs)
     width = whole_groups([0, attrs["width"]]) // activation.parts
     product = i8_product(target, format_of(attrs), int(shapes[0][1]) * 4)
     each = activation.parts * _TILES  # tiles of a turn
     with IRBuilder() as builder, T.prim_func():
-        buffers = arguments([*product.dtypes, *QUANTIZED], shapes)
+        buffers = arguments([*product.dtypes, *rounding.dtypes], shapes)
         operands, quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
         rows, size = shapes[0][0], target.knobs.row_block
         turn_bytes = each * tile_bytes(operands[-1])
@@ -48,7 +49,7 @@ def activated_i8_linear(
             """Write a group of columns of a row, whose parts' sums begin `step` tiles from one another."""
             parts = [first + part * step for part in range(activation.parts)]
             numbers = [combine(*(sums[lanes((at + tile) * TILE)] for at in parts)) for tile in range(_TILES)]
-            quantize_group(numbers, row, group, quantized)
+            rounding.group(numbers, row, group, quantized)
 
         with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, width // GROUP, turn_bytes) as turn:
             start = block * size
@@ -79,5 +80,7 @@ def activated_i8_linear(
 
 
 KERNELS: dict[str, Any] = {
-    f"i8_linear_{name}_i8": partial(activated_i8_linear, activation) for name, activation in ACTIVATIONS.items()
+    after_linear(name + ending): partial(activated_i8_linear, activation, rounding)
+    for name, activation in ACTIVATIONS.items()
+    for ending, rounding in ROUNDINGS.items()
 }

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, BlockFormat, block_format
+from llmc.compiler.formats import BlockFormat, block_format
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets.matrices import panel_linear, tile_linear, tiles
 from llmc.targets.matrices.block_dots import add_dots, start_of
@@ -20,7 +20,6 @@ from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import functions
-from llmc.targets.rows.rounding import QUANTIZED
 from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat
 
@@ -45,7 +44,7 @@ def i8_product(target: Target, format: BlockFormat, columns: int) -> Product:
 
 def left_types(format: BlockFormat) -> list[str]:
     """Dtypes of what a product with int8 has on its left."""
-    return format.left(QUANTIZED)
+    return ["int32", "float32", "int32" if format.whole else "float32"]
 
 
 def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
@@ -54,7 +53,7 @@ def _group(target: Target, format: BlockFormat) -> tuple[int | None, int]:
     With registers of 256 bits the more rows share what takes long to unpack the better, though sums are spilled. Longer
     blocks have sums of their own besides the dots: they get no more than usual.
     """
-    more = MORE_ROWS if format.block <= BLOCK else 0
+    more = MORE_ROWS if format.block <= format.left_block else 0
     if target.has("avx512f"):
         return None, more
     looked_up = format.values is not None and len(format.values) > 16
@@ -164,7 +163,7 @@ def _add_block(
 
     dots = [dots_of(part) for part in parts]
     for r in range(rows):
-        own_scales = [scales[row + r, T.floordiv(part * step, BLOCK)] for part in parts]
+        own_scales = [scales[row + r, T.floordiv(part * step, format.left_block)] for part in parts]
         own_totals = None if offset is None else [totals[row + r, finer + part] for part in parts]
         sums = add_sums(get(acc, r), [get(dot, r) for dot in dots], own_scales, scale, offset, own_totals)
         put(acc, r, sums)

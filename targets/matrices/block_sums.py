@@ -12,7 +12,7 @@ from llmc.targets.vector import fma, splat
 
 def step_of(format: BlockFormat) -> int:
     """Columns whose dots may be summed as integers: they share a scale of the weights and one of the activations."""
-    return min(format.block, BLOCK)
+    return min(format.block, format.left_block)
 
 
 def first_total(format: BlockFormat, columns: int) -> int:

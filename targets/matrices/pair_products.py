@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, SUM_BLOCK, block_format
+from llmc.compiler.formats import SUM_BLOCK, block_format
 from llmc.targets.matrices.linear import Product, Write
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.matrices.reductions import PER_WORD
@@ -93,7 +93,7 @@ def slices(kind: str, format: str, inner: int, used: int) -> list[Part]:
     if kind != "i8":
         return parts
     packing = block_format(format)
-    blocks = inner // BLOCK
+    blocks = inner // packing.left_block
     parts.append(Part(0, blocks, blocks, 0))
     if packing.block == SUM_BLOCK:  # a product asks for totals of 16, which it expects behind those of 32
         finer = inner // SUM_BLOCK

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import BLOCK, TILE
+from llmc.compiler.formats import TILE
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import Write, get, put
@@ -116,7 +116,7 @@ class Rows:
     def _of_row(self, row: Any, first: Any, steps: range) -> tuple[list[Any], list[Any] | None]:
         """Scales and totals of a row in some steps from the first on."""
         scales = self.left[1]
-        found = [scales[row, T.floordiv((first + step) * self.step, BLOCK)] for step in steps]
+        found = [scales[row, T.floordiv((first + step) * self.step, self.panel.format.left_block)] for step in steps]
         return found, None if self.panel.offsets is None else [self.total(row, first + step) for step in steps]
 
     def total(self, row: Any, step: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmc.compiler.formats import BLOCK, FORMATS, SUM_BLOCK, BlockFormat, block_format
+from llmc.compiler.formats import FORMATS, SUM_BLOCK, BlockFormat, block_format
 from llmc.targets.matrices.bf16_linear import bf16_product
 from llmc.targets.matrices.block_linear import i8_product, packed_product
 from llmc.targets.matrices.linear import Product, f32_product
@@ -49,9 +49,9 @@ def sliced(left: list[Any], kind: str, format: str, at: Any, step: int, count: i
     if kind != "i8":
         return [words]
     packing = block_format(format)
-    blocks = step // BLOCK
+    blocks = step // packing.left_block
     if packing.block == SUM_BLOCK:  # asked for behind the totals of 32 that a slice by itself would have
-        totals = Columns(left[2], at * (step // SUM_BLOCK) + (count * blocks - columns // BLOCK))
+        totals = Columns(left[2], at * (step // SUM_BLOCK) + (count * blocks - columns // packing.left_block))
     else:
         totals = Columns(left[2], at * blocks)
     return [words, Columns(left[1], at * blocks), totals]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
-from llmc.targets.rows.rounding import QUANTIZED, quantize_row, whole_groups
+from llmc.targets.rows.rounding import ROUNDINGS, Rounding, whole_groups
 from llmc.targets.rows.rows import columns, kernel, splat_store
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, exp, f32, fma, lanes, normal_tail, registers, splat, tanh
@@ -194,16 +195,16 @@ class Activation:
     parts: int
     of: Callable[[dict[str, Any]], Callable[..., Any]]
 
-    def i8(self, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-        """x (M, parts F) -> (M, F) as quantize_rows gives it."""
+    def i8(self, rounding: Rounding, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+        """x (M, parts F) -> (M, F) as int8."""
         function, width = self.of(attrs), whole_groups(shapes[0]) // self.parts
 
         def body(buffers: list[Any], row: Any) -> None:
             x, *quantized = buffers
             parts = range(0, self.parts * width, width)
-            quantize_row(lambda c: function(*(x[row, lanes(part + c)] for part in parts)), row, width, quantized)
+            rounding.row(lambda c: function(*(x[row, lanes(part + c)] for part in parts)), row, width, quantized)
 
-        return kernel(["float32", *QUANTIZED], shapes, body)
+        return kernel(["float32", *rounding.dtypes], shapes, body)
 
 
 # By the op whose result they are, of those that are fused with what quantizes it.
@@ -212,7 +213,11 @@ ACTIVATIONS = {
     "gated": Activation(2, _gate),
     "bounded_gated": Activation(2, _bounded_gate),
 }
-QUANTIZED_ACTIVATIONS = {f"{name}_i8": activation.i8 for name, activation in ACTIVATIONS.items()}
+QUANTIZED_ACTIVATIONS = {
+    name + ending: partial(activation.i8, rounding)
+    for name, activation in ACTIVATIONS.items()
+    for ending, rounding in ROUNDINGS.items()
+}
 
 
 def xielu(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

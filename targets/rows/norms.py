@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.rows.elementwise import add_row
-from llmc.targets.rows.rounding import QUANTIZED, quantize_row, whole_groups
+from llmc.targets.rows.rounding import ROUNDINGS, Rounding, whole_groups
 from llmc.targets.rows.rows import columns, copy_columns, kernel, splat_store
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, f32, fma, lanes, reduce_sum, registers, splat
@@ -129,20 +129,24 @@ def add_layer_norm(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> 
     return kernel(["float32"] * 6, shapes, body)
 
 
-def _norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
-    """x (M, C), weight (C,), of layer norm bias (C,) -> the norm as quantize_rows gives it."""
+def _norm_i8(
+    rounding: Rounding, centred: bool, target: Target, shapes: list[Any], attrs: dict[str, Any]
+) -> tirx.PrimFunc:
+    """x (M, C), weight (C,), of layer norm bias (C,) -> the norm as int8."""
     width = whole_groups(shapes[0])
 
     def body(buffers: list[Any], row: Any) -> None:
         x, *weights = buffers[: 2 + centred]
         sixteen, _ = _normed(x, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
-        quantize_row(sixteen, row, width, buffers[2 + centred :])
+        rounding.row(sixteen, row, width, buffers[2 + centred :])
 
-    return kernel([*["float32"] * (2 + centred), *QUANTIZED], shapes, body)
+    return kernel([*["float32"] * (2 + centred), *rounding.dtypes], shapes, body)
 
 
-def _add_norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centred: bool) -> tirx.PrimFunc:
-    """x, residual (M, C), weight (C,), of layer norm bias (C,) -> sum (M, C), its norm as quantize_rows gives it."""
+def _add_norm_i8(
+    rounding: Rounding, centred: bool, target: Target, shapes: list[Any], attrs: dict[str, Any]
+) -> tirx.PrimFunc:
+    """x, residual (M, C), weight (C,), of layer norm bias (C,) -> sum (M, C), its norm as int8."""
     width = whole_groups(shapes[0])
 
     def body(buffers: list[Any], row: Any) -> None:
@@ -150,16 +154,16 @@ def _add_norm_i8(target: Target, shapes: list[Any], attrs: dict[str, Any], centr
         total, *quantized = buffers[3 + centred :]
         add_row(x, residual, total, row, width)
         sixteen, _ = _normed(total, weights[0], weights[1] if centred else None, row, width, attrs["eps"], centred)
-        quantize_row(sixteen, row, width, quantized)
+        rounding.row(sixteen, row, width, quantized)
 
-    return kernel([*["float32"] * (4 + centred), *QUANTIZED], shapes, body)
+    return kernel([*["float32"] * (4 + centred), *rounding.dtypes], shapes, body)
 
 
 QUANTIZED_NORMS: dict[str, Any] = {
-    "rms_norm_i8": partial(_norm_i8, centred=False),
-    "layer_norm_i8": partial(_norm_i8, centred=True),
-    "add_rms_norm_i8": partial(_add_norm_i8, centred=False),
-    "add_layer_norm_i8": partial(_add_norm_i8, centred=True),
+    f"{before}{norm}{ending}": partial(make, rounding, centred)
+    for before, make in (("", _norm_i8), ("add_", _add_norm_i8))
+    for norm, centred in (("rms_norm", False), ("layer_norm", True))
+    for ending, rounding in ROUNDINGS.items()
 }
 
 

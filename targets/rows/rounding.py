@@ -1,8 +1,12 @@
-"""Row-wise kernels that round activations: to bfloat16, or to int8 blocks with their scales and sums."""
+"""Row-wise kernels that round activations: to bfloat16, or to int8 blocks with their scales and sums.
+
+Those that rotated formats are multiplied with are rotated first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -10,6 +14,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import GROUP, MIDDLE, ceil_to
+from llmc.compiler.ops.quantized import ENDINGS
+from llmc.targets.rows.rotation import rotated
 from llmc.targets.rows.rows import kernel
 from llmc.targets.target import Target
 from llmc.targets.vector import (
@@ -17,6 +23,7 @@ from llmc.targets.vector import (
     TOPS,
     chosen,
     f32,
+    greatest,
     greatest_of_two,
     held,
     i32,
@@ -44,30 +51,57 @@ def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
     return kernel(["float32", "int32"], shapes, body)
 
 
-def quantize_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K) -> int8 codes in words (M, K64/4), scales (M, K64/32), sums and starts (M, 3 K64/32)."""
-    width = int(shapes[0][1])
+# group(numbers, row, number, buffers): writes what 64 columns are as int8, float32x16 each sixteen of them
+Group = Callable[[list[Any], Any, Any, list[Any]], None]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A way to round rows to int8: dtypes of what it gives, and what it does with 64 columns."""
+
+    dtypes: tuple[str, ...]
+    group: Group
+
+    def row(self, sixteen: Callable[[Any], Any], row: Any, width: int, quantized: list[Any]) -> None:
+        """Write a row of results; `sixteen(c)` gives the numbers from column c on.
+
+        It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
+        """
+        with T.serial(0, ceil_to(width, GROUP) // GROUP) as group:
+            self.group([sixteen(group * GROUP + at) for at in range(0, GROUP, LANES)], row, group, quantized)
+
+    def rows(self, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+        """x (M, K) -> what it is as int8."""
+        width = int(shapes[0][1])
+
+        def body(buffers: list[Any], row: Any) -> None:
+            x, *quantized = buffers
+            self.row(lambda c: _sixteen(x, row, c, width), row, width, quantized)
+
+        return kernel(["float32", *self.dtypes], shapes, body)
+
+
+def rotate_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """x (M, K) -> (M, width): every 64 columns rotated."""
+    columns, width = int(shapes[0][1]), int(attrs["width"])
 
     def body(buffers: list[Any], row: Any) -> None:
-        x, *quantized = buffers
-        quantize_row(lambda c: _sixteen(x, row, c, width), row, width, quantized)
+        x, out = buffers
+        with T.serial(0, ceil_to(width, GROUP) // GROUP) as group:
+            numbers = rotated([_sixteen(x, row, group * GROUP + at, columns) for at in range(0, GROUP, LANES)])
+            for at, sixteen in enumerate(numbers):
+                first = group * GROUP + at * LANES
+                if width % GROUP == 0:
+                    T.buffer_store(out, sixteen, [row, lanes(first)])
+                    continue
+                for lane in range(LANES):
+                    with T.If(first + lane < width), T.Then():
+                        T.buffer_store(out, chosen(sixteen, lane), [row, first + lane])
 
-    return kernel(["float32", *QUANTIZED], shapes, body)
-
-
-QUANTIZED = ("int32", "float32", "float32", "int32")  # dtypes of codes, scales, sums and starts
-
-
-def quantize_row(sixteen: Callable[[Any], Any], row: Any, width: int, quantized: list[Any]) -> None:
-    """Write a row of quantize_rows' results; `sixteen(c)` gives the numbers from column c on.
-
-    It is asked for each once, also for columns up to the next multiple of 64, which are zeros.
-    """
-    with T.serial(0, ceil_to(width, GROUP) // GROUP) as group:
-        quantize_group([sixteen(group * GROUP + at) for at in range(0, GROUP, LANES)], row, group, quantized)
+    return kernel(["float32", "float32"], shapes, body)
 
 
-def quantize_group(numbers: list[Any], row: Any, group: Any, quantized: list[Any]) -> None:
+def _quantize(numbers: list[Any], row: Any, group: Any, quantized: list[Any]) -> None:
     """Write what quantize_rows gives for two blocks of a row: `numbers` are their 64 columns, float32x16 each.
 
     What is found of a block or a half, its greatest number or its sum, is found for all of them at once.
@@ -76,9 +110,7 @@ def quantize_group(numbers: list[Any], row: Any, group: Any, quantized: list[Any
     blocks = int(scales.shape[1])
     sixteens = [held(sixteen) for sixteen in numbers]
     larger = [T.max(_magnitude(v), _magnitude(w)) for v, w in (sixteens[:2], sixteens[2:])]
-    tops = greatest_of_two(*larger)
-    scale = held(tops / _of(127.0, TOPS), "float32", TOPS)
-    inverse = held(T.Select(tops > _of(0.0, TOPS), _of(127.0, TOPS) / tops, _of(0.0, TOPS)), "float32", TOPS)
+    scale, inverse = _scale(greatest_of_two(*larger))
     T.buffer_store(scales, chosen(scale, 0, 1), [row, T.ramp(group * 2, 1, 2)])
     rounded = [held(round_int(v * splat(chosen(inverse, at // 2))), "int32") for at, v in enumerate(sixteens)]
     halves = held(sums_of_four(rounded), "int32", 4)
@@ -90,6 +122,42 @@ def quantize_group(numbers: list[Any], row: Any, group: Any, quantized: list[Any
         place = [row, T.ramp(group * count + first, 1, count)]
         T.buffer_store(sums, T.cast(totals, f"float32x{count}") * chosen(scale, *own), place)
         T.buffer_store(starts, totals * T.broadcast(i32(-MIDDLE), count), place)
+    _store_codes(codes, rounded, row, group)
+
+
+def _quantize_rotated(numbers: list[Any], row: Any, group: Any, quantized: list[Any]) -> None:
+    """Write what quantize_rotated gives for the 64 columns of a row that `numbers` are."""
+    codes, scales, starts = quantized
+    sixteens = rotated(numbers)
+    larger = [T.max(_magnitude(v), _magnitude(w)) for v, w in (sixteens[:2], sixteens[2:])]
+    scale, inverse = _scale(held(chosen(greatest(T.max(*larger)), *range(TOPS)), "float32", TOPS))
+    T.buffer_store(scales, chosen(scale, 0), [row, group])
+    factor = held(splat(chosen(inverse, 0)))
+    rounded = [held(round_int(v * factor), "int32") for v in sixteens]
+    total = (rounded[0] + rounded[1]) + (rounded[2] + rounded[3])
+    for width in (8, 4):
+        total = T.vectorlow(f"int32x{width}", total) + T.vectorhigh(f"int32x{width}", total)
+    total = held(total, "int32", 4)
+    own = chosen(total, 0) + chosen(total, 1) + chosen(total, 2) + chosen(total, 3)
+    T.buffer_store(starts, own * i32(-MIDDLE), [row, group])
+    _store_codes(codes, rounded, row, group)
+
+
+# By what the names of ops end in that give their results so.
+ROUNDINGS = {
+    ENDINGS["quantize_rows"]: Rounding(("int32", "float32", "float32", "int32"), _quantize),
+    ENDINGS["quantize_rotated"]: Rounding(("int32", "float32", "int32"), _quantize_rotated),
+}
+KERNELS = {store: ROUNDINGS[ending].rows for store, ending in ENDINGS.items()}
+
+
+def _scale(tops: Any) -> tuple[Any, Any]:
+    """Scales, and what numbers are multiplied with, of blocks with these greatest magnitudes, TOPS lanes."""
+    inverse = T.Select(tops > _of(0.0, TOPS), _of(127.0, TOPS) / tops, _of(0.0, TOPS))
+    return held(tops / _of(127.0, TOPS), "float32", TOPS), held(inverse, "float32", TOPS)
+
+
+def _store_codes(codes: Any, rounded: list[Any], row: Any, group: Any) -> None:
     for at, words in enumerate(rounded):
         packed = T.reinterpret(T.cast(words, "int8x16"), dtype="int32x4")
         T.buffer_store(codes, packed, [row, T.ramp(group * (GROUP // 4) + at * (LANES // 4), 1, LANES // 4)])
