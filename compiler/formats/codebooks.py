@@ -3,7 +3,8 @@
 CODEBOOKS: name -> uint8 (entries,) for one column a code, or (entries, 2) for two; entry - 64 is the value, -64..63.
 
 Made by `python tests/bench/design_codebooks.py model.safetensors` (which says from what data): Lloyd's algorithm
-around search.py's own choice of scales, so each table fits what blocks of 32 look like after their scale is chosen.
+around search.py's own choice of scales, so each table fits what blocks look like after their scale is chosen: those of
+c2 to c6 blocks of 32, those of rotated formats blocks of 64 that are rotated, which are nearly Gaussian.
 A scale may be negative, which mirrors the table: they are not symmetric, and one table serves as two.
 """
 
@@ -32,6 +33,14 @@ _PAIRS = {
         "5044524c52725336541f545e553e55545629564659315a395b4c5b685c425e105f1d5f286052605b6233633d64476a2b"
         "6c506e206e376f6170437c2b7d527f3e"
     ),
+    "r3h": (
+        "004a0327053d095a0e32101b104b126c163f17281759190919341b481f511f6320182024212f2238224024592548256e"
+        "267c292829512a082a1f2a302a382a402c632d482e162e593050312a3133313b324133213348336f35603656372f3837"
+        "383d384f387f39123927394239483b1d3c5c3c683d033d343e2c3e543f3a3f463f4c402340404261427343314459451a"
+        "452a453745434551460f463d4649493049684a224b374b424c484c4e4c564d294d5f4d7f4f3d50325070511852075243"
+        "534b535354225437552c565b5665573f5a315a465a505d1b5d275d745e3a61586242634c63636431650d6723693b6c47"
+        "6c536e2e6e6f741d745f763d7d2d7d4c"
+    ),
 }
 _SCALARS = {
     "c4": "00131d252c32373c41464b50565d6670",
@@ -40,11 +49,14 @@ _SCALARS = {
         "06080b0d101316181b1e20222426282a2c2e2f31323335363738393a3b3c3d3e3f404142434445464748494a4b4c4d4f"
         "5051535557595b5d5f61636567696c6f"
     ),
+    "r4": "09151e252b31363b40454a4f555c646e",
+    "r5": "010c12171b1f2326292c2f3235383b3e404346494c4f5255595c6064686d747c",
+    "r6": (
+        "151a1c1e20222426282a2b2c2d2e2f303132333435363738393a3b3c3d3e3f404142434445464748494a4b4c4d4e4f50"
+        "51525354555658595b5d5f616365676b"
+    ),
 }
 
-for _name in ("c6", "c5", "c4"):
-    _SCALARS["r" + _name[1:]] = _SCALARS[_name]
-_PAIRS["r3h"] = _PAIRS["c3h"]
 CODEBOOKS: dict[str, U8] = {
     **{name: np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 2) for name, text in _PAIRS.items()},
     **{name: np.frombuffer(bytes.fromhex(text), np.uint8) for name, text in _SCALARS.items()},

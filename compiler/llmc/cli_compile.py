@@ -20,7 +20,7 @@ from llmc.console import (
 
 # Spelled out here so that --help needs no compiler; a test compares them with the compiler's own lists.
 QUANTS = ("auto", "f32", "bf16", "q8", "q8_b32", "q6", "q5", "q4", "q4_b64", "q3h", "q3", "q2",
-          "c6", "c5", "c4", "c3h", "c3", "c2h", "c2")  # fmt: skip
+          "c6", "c5", "c4", "c3h", "c3", "c2h", "c2", "r8", "r6", "r5", "r4", "r3h")  # fmt: skip
 KV_KINDS = ("auto", "f32", "bf16", "q8", "q4")
 
 
@@ -64,6 +64,7 @@ Examples:
 Formats, with bits per weight:
   f32 32 · bf16 16 · q8 8.5: near enough to the original
   c6 6.3 · c5 5.3 · c4 4.3 · c3h 3.8 · c3 3.3 · c2h 2.8 · c2 2.3: codebooks, the best at their size
+  r8 8.1 · r6 6.1 · r5 5.1 · r4 4.1 · r3h 3.6: rotated, for CPUs; the fastest prompts and batches
   q8_b32 9 · q6 6.5 · q5 5.5 · q4 5 · q4_b64 4.5 · q3h 4 · q3 4 · q2 3: evenly spaced steps""",
 )
 @click.argument("source", metavar="SRC")

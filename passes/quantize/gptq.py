@@ -49,7 +49,8 @@ def compensate(
 
     `damp` times the mean of its diagonal is added to the diagonal: it stands for inputs that calibration did not see,
     and keeps columns that were never active (all zeros in `hessian`) from counting nothing.
-    Formats with "row" or "f16" scales. Raises LlmcError for others, and for a Hessian with NaN or infinity.
+    Formats with "f16" scales, or "row" ones and a codebook. Raises LlmcError for those that checkpoints alone have, and
+    for a Hessian with NaN or infinity.
     """
     if format.scale == "super":
         raise LlmcError(f"{format.name} only keeps weights that a checkpoint stores in it; choose another format")

@@ -4,11 +4,16 @@
 
 The tables in the repository come from the float32 file of sentence-transformers/all-MiniLM-L6-v2 (encoder layers 0, 1,
 3 and 4; 2 and 5 were kept back to judge), half of the blocks, and from Gaussian, Student t (5 degrees of freedom) and
-Laplace noise. About five minutes; NumPy's random numbers are seeded, so the same file gives the same tables.
+Laplace noise. Those of rotated formats come from the same in blocks of 64, rotated: nearly Gaussian, a block less so
+the more its largest number stands out. About ten minutes; NumPy's random numbers are seeded, so the same file gives the
+same tables.
 
 Lloyd's algorithm around the scale search that the quantizer itself uses: every block gets its best signed scale, every
 entry moves to the weighted mean of the weights / scale it stands for, until the error stays. Then whole numbers:
-scalar entries by dynamic programming over all choices of whole numbers, pairs by rounding, at a few sizes each.
+scalar entries by dynamic programming over all choices of whole numbers, pairs by rounding, at a few sizes each: of
+rotated formats at smaller ones too (r6 has 0.3 dB less error where its inner entries are 1 apart, not 1 and 2 in turn).
+Those also have an entry of 0, which costs 0.03 dB at most: equal numbers are one number and zeros when rotated, and
+what zeros are off would add up.
 """
 
 from __future__ import annotations
@@ -19,16 +24,20 @@ from collections.abc import Iterator
 import numpy as np
 from safetensors import safe_open
 
-from llmc.compiler.formats.search import BLOCK, Blocks, Nearest, inverse_of
+from llmc.compiler.formats.activations import BLOCK, ROTATED, rotate_rows
+from llmc.compiler.formats.search import Blocks, Nearest, inverse_of
 
-ENTRIES = {"c2": (16, 2), "c2h": (32, 2), "c3": (64, 2), "c3h": (128, 2), "c4": (16, 1), "c5": (32, 1), "c6": (64, 1)}
+ENTRIES = {
+    "c2": (16, 2), "c2h": (32, 2), "c3": (64, 2), "c3h": (128, 2), "c4": (16, 1), "c5": (32, 1), "c6": (64, 1),
+    "r3h": (128, 2), "r4": (16, 1), "r5": (32, 1), "r6": (64, 1),
+}  # fmt: skip
 STARTS = 12  # of each pair codebook
 KEPT_BACK = ("layer.2.", "layer.5.")
 LOW, HIGH = -64, 63
 
 
-def samples(path: str, count: int) -> np.ndarray:
-    """(count, 32) blocks, mean square 1 over a row."""
+def samples(path: str, count: int, block: int) -> np.ndarray:
+    """(count, block) blocks, mean square 1 over a row."""
     rng = np.random.default_rng(1)
     pool = []
     with safe_open(path, "numpy") as file:
@@ -36,19 +45,19 @@ def samples(path: str, count: int) -> np.ndarray:
             if "encoder.layer" in name and not any(kept in name for kept in KEPT_BACK):
                 weight = file.get_tensor(name)
                 if weight.ndim == 2:
-                    pool.append((weight / np.sqrt((weight**2).mean(1, keepdims=True))).reshape(-1, BLOCK))
+                    pool.append((weight / np.sqrt((weight**2).mean(1, keepdims=True))).reshape(-1, block))
     real = np.concatenate(pool)
     real = real[rng.permutation(len(real))[: count // 2]]
     noise = [
-        rng.standard_normal((count * 3 // 16, BLOCK)),
-        rng.standard_t(5, (count * 4 // 16, BLOCK)) / np.sqrt(5 / 3),
-        rng.laplace(size=(count // 16, BLOCK)) / np.sqrt(2),
+        rng.standard_normal((count * 3 // 16, block)),
+        rng.standard_t(5, (count * 4 // 16, block)) / np.sqrt(5 / 3),
+        rng.laplace(size=(count // 16, block)) / np.sqrt(2),
     ]
     return np.concatenate([real, *noise]).astype(np.float32)
 
 
 def fit(x: np.ndarray, values: np.ndarray, steps: int | None) -> tuple[float, np.ndarray, np.ndarray]:
-    """x (32, n): relative squared error, scales (n,), codes (32 / width, n)."""
+    """x (block, n): relative squared error, scales (n,), codes (block / width, n)."""
     nearest = Nearest(values, steps)
     total = 0.0
     scales, codes = [], []
@@ -66,11 +75,11 @@ def fit(x: np.ndarray, values: np.ndarray, steps: int | None) -> tuple[float, np
 def columns_of(x: np.ndarray, scale: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """The weights in codebook units, (width, m), and how much each counts, (m,)."""
     y = (x * inverse_of(scale)).astype(np.float64).reshape(width, -1)
-    return y, np.tile(scale.astype(np.float64) ** 2, BLOCK // width)
+    return y, np.tile(scale.astype(np.float64) ** 2, len(x) // width)
 
 
-def lloyd(x: np.ndarray, values: np.ndarray, rounds: int = 100) -> tuple[float, np.ndarray, np.ndarray]:
-    """Error, values (entries, width) with the greatest at 64, scales."""
+def lloyd(x: np.ndarray, values: np.ndarray, zero: bool, rounds: int = 100) -> tuple[float, np.ndarray, np.ndarray]:
+    """Error, values (entries, width) with the greatest at 64, scales. With `zero` one of the values is 0."""
     width, last = values.shape[1], np.inf
     steps = 16 if width == 1 else 1
     for _ in range(rounds):
@@ -83,12 +92,17 @@ def lloyd(x: np.ndarray, values: np.ndarray, rounds: int = 100) -> tuple[float, 
         sums = [np.bincount(codes.ravel(), count * column, len(values)) for column in y]
         used = weight[:, None] > 0
         values = np.where(used, np.stack(sums, axis=1) / np.where(used, weight[:, None], 1), values)
+        if zero:
+            values[(values**2).sum(1).argmin()] = 0
         values = values * (64 / np.abs(values).max())
     return error, values, scale
 
 
-def whole_numbers(y: np.ndarray, count: np.ndarray, entries: int) -> np.ndarray:
-    """The `entries` whole numbers in -64..63 with the least sum of count * (y - nearest)^2, ascending."""
+def whole_numbers(y: np.ndarray, count: np.ndarray, entries: int, zero: bool) -> np.ndarray:
+    """The `entries` whole numbers in -64..63 with the least sum of count * (y - nearest)^2, ascending.
+
+    With `zero`, of those among which is 0.
+    """
     fine = 8  # histogram bins a unit
     low, bins = LOW - 64, (HIGH - LOW + 128) * fine
     at = np.clip(((y - low) * fine).astype(np.int64), 0, bins - 1)
@@ -104,11 +118,15 @@ def whole_numbers(y: np.ndarray, count: np.ndarray, entries: int) -> np.ndarray:
     between = cost(points[:, None], edge[:, None], middle) + cost(points[None, :], middle, edge[None, :])
     between[np.tril_indices(len(points))] = np.inf
     best, back = cost(points, np.zeros_like(edge), edge), []
+    last = cost(points, edge, np.full_like(edge, bins))
+    if zero:  # what leaves it out is not among them
+        below, above = points < 0, points > 0
+        best[above] = last[below] = between[np.ix_(below, above)] = np.inf
     for _ in range(entries - 1):
         through = best[:, None] + between
         back.append(through.argmin(0))
         best = through.min(0)
-    path = [int((best + cost(points, edge, np.full_like(edge, bins))).argmin())]
+    path = [int((best + last).argmin())]
     for choice in reversed(back):
         path.append(int(choice[path[-1]]))
     return points[path[::-1]]
@@ -135,35 +153,38 @@ def starts(x: np.ndarray, entries: int, width: int) -> Iterator[np.ndarray]:
         yield values * (64 / np.abs(values).max())
 
 
-def rounded(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> tuple[float, np.ndarray]:
-    """The best whole numbers near `values`: error, (entries, width)."""
+def rounded(x: np.ndarray, values: np.ndarray, scale: np.ndarray, rotated: bool) -> tuple[float, np.ndarray]:
+    """The best whole numbers near `values` at some size: error, (entries, width)."""
     y, count = columns_of(x, scale, values.shape[1])
     best = (np.inf, values)
-    for size in np.linspace(0.9, 1.04, 15):
+    for size in np.linspace(0.6, 1.04, 45) if rotated else np.linspace(0.9, 1.04, 15):
         if values.shape[1] == 1:
-            whole = whole_numbers(y[0] * size, count, len(values))[:, None]
+            whole = whole_numbers(y[0] * size, count, len(values), rotated)[:, None]
         else:
             whole = np.clip(np.rint(values * size), LOW, HIGH)
         best = min(best, (fit(x, whole, None)[0], whole), key=lambda pair: pair[0])
     return best
 
 
-def design(x: np.ndarray, entries: int, width: int) -> tuple[float, np.ndarray]:
+def design(x: np.ndarray, entries: int, width: int, rotated: bool) -> tuple[float, np.ndarray]:
     """Error and (entries, width) whole numbers, the longer side negative, ascending."""
-    found = sorted((lloyd(x, start) for start in starts(x, entries, width)), key=lambda item: item[0])
-    error, whole = min((rounded(x, values, scale) for _, values, scale in found[:3]), key=lambda item: item[0])
+    found = sorted((lloyd(x, start, rotated) for start in starts(x, entries, width)), key=lambda item: item[0])
+    error, whole = min((rounded(x, values, scale, rotated) for _, values, scale in found[:3]), key=lambda item: item[0])
     if whole.max() > -whole.min():
         whole = np.clip(-whole, LOW, HIGH)
     return error, whole[np.lexsort(whole.T[::-1])].astype(np.int64)
 
 
 def main(path: str, names: list[str]) -> None:
-    blocks = samples(path, 16384)
+    samples_of = {False: samples(path, 16384, BLOCK), True: rotate_rows(samples(path, 16384, ROTATED))}
     for name in names or list(ENTRIES):
         entries, width = ENTRIES[name]
+        rotated = name.startswith("r")
+        blocks = samples_of[rotated]
+        size = blocks.shape[1]
         # A pair's columns: 8g + p and 8g + 4 + p.
-        x = blocks.T if width == 1 else blocks.reshape(-1, 4, 2, 4).transpose(2, 1, 3, 0).reshape(BLOCK, -1)
-        error, whole = design(np.ascontiguousarray(x), entries, width)
+        x = blocks.T if width == 1 else blocks.reshape(-1, size // 8, 2, 4).transpose(2, 1, 3, 0).reshape(size, -1)
+        error, whole = design(np.ascontiguousarray(x), entries, width, rotated)
         text = (whole + 64).astype(np.uint8).tobytes().hex()
         print(f"# {name}: {-10 * np.log10(error):.2f} dB, {whole.min()}..{whole.max()}")
         print(f'    "{name}": (')

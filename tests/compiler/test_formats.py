@@ -13,6 +13,7 @@ from llmc.compiler.formats import (
     FORMATS,
     MIDDLE,
     OFFERED,
+    ROTATED,
     SUM_BLOCK,
     BlockFormat,
     Quantized,
@@ -22,6 +23,7 @@ from llmc.compiler.formats import (
     from_bf16,
     plain,
     quantize_rows,
+    rotate_rows,
     to_bf16,
 )
 
@@ -45,7 +47,17 @@ def _spans(weight: np.ndarray, block: int, span: str) -> np.ndarray:
 
 
 def _bound(name: str, weight: np.ndarray) -> np.ndarray:
-    """Greatest error of one weight: half a step, and fp16's rounding of scale and minimum (2^-11, at least 2^-25)."""
+    """Greatest error of one weight: half a step, and fp16's rounding of scale and minimum (2^-11, at least 2^-25).
+
+    Of a rotated format that bounds the rotated matrix, and the errors of 64 columns there may add up in one of these.
+    """
+    if name in BLOCKS and BLOCKS[name].rotated:
+        squares = (_bound_of_stored(name, rotate_rows(weight)) ** 2).reshape(len(weight), -1, ROTATED).sum(-1)
+        return np.asarray(np.repeat(np.sqrt(squares), ROTATED, axis=1)[:, : weight.shape[1]])
+    return _bound_of_stored(name, weight)
+
+
+def _bound_of_stored(name: str, weight: np.ndarray) -> np.ndarray:
     if name in EVEN:
         format = BLOCKS[name]
         steps = 10 if format.pair else format.top
@@ -53,9 +65,12 @@ def _bound(name: str, weight: np.ndarray) -> np.ndarray:
         return np.asarray(span * (0.5 / steps + 2.0**-11) + magnitude * 2.0**-11 + (steps + 1) * 2.0**-25)
     if name == "q8":
         return np.asarray(_spans(weight, 32, "magnitude") * (0.5 / 127 + 2.0**-11) + 127 * 2.0**-25)
+    if name == "r8":  # a step is at most that of the greatest number, and one of a sub-scale more
+        root = np.sqrt(_spans(weight, 64, "magnitude") / 127) + np.sqrt(np.abs(weight).max(1)[:, None] / 127) / 127
+        return np.asarray(root**2 * 0.501)
     if name in BLOCKS:  # codebooks: a searched scale may clip; no weight is off by more than a few steps
         levels = len(BLOCKS[name].values) ** (0.5 if BLOCKS[name].pair else 1)  # type: ignore[arg-type]
-        return np.asarray(_spans(weight, 32, "magnitude") * 3.0 / levels)
+        return np.asarray(_spans(weight, BLOCKS[name].block, "magnitude") * 3.0 / levels)
     return np.abs(weight) * (2.0**-8 if name == "bf16" else 0)
 
 
@@ -76,7 +91,8 @@ def test_unpack_gives_back_what_was_packed(name: str, rows: int, columns: int, s
 BITS = {
     "f32": 32, "bf16": 16, "q8": 8.5, "q8_b32": 9, "q6": 6.5, "q5": 5.5, "q4": 5, "q4_b64": 4.5, "q3h": 4, "q3": 4,
     "q2": 3, "c6": 6.25 + 1 / 64, "c5": 5.25 + 1 / 64, "c4": 4.25 + 1 / 64, "c3h": 3.75 + 1 / 64, "c3": 3.25 + 1 / 64,
-    "c2h": 2.75 + 1 / 64, "c2": 2.25 + 1 / 64, "q4_0": 4.5, "q5_0": 5.5, "q5_1": 6, "iq4_nl": 4.5, "q2_k": 2.625,
+    "c2h": 2.75 + 1 / 64, "c2": 2.25 + 1 / 64, "r8": 8.125 + 1 / 64, "r6": 6.125 + 1 / 64, "r5": 5.125 + 1 / 64,
+    "r4": 4.125 + 1 / 64, "r3h": 3.625 + 1 / 64, "q4_0": 4.5, "q5_0": 5.5, "q5_1": 6, "iq4_nl": 4.5, "q2_k": 2.625,
     "q3_k": 3.625, "q4_k": 4.625, "q5_k": 5.625, "q6_k": 6.625, "int4_b32": 5, "int4_b64": 4.5, "mxfp4": 4.5,
     "iq4_xs": 4.375, "iq3_s": 4.375, "iq3_xxs": 4.375, "iq2_s": 3.625, "iq2_xxs": 3.375, "iq1_m": 3.625,
     "tq2_0": 2.375, "nvfp4": 5, "nf4": 4.25, "q4_0_b64": 4.25,

@@ -21,7 +21,7 @@ def sums(nearest: Nearest, x: F32, h: F32 | None, inverse: F32) -> tuple[F32, F3
     """Row after row, so that the order of a sum is said."""
     c = nearest.values[nearest.near(x * inverse)].transpose(2, 0, 1).reshape(x.shape)
     inner, square = (np.zeros(x.shape[1], np.float32) for _ in range(2))
-    for row in range(32):
+    for row in range(len(x)):
         weight, entry = (x[row], c[row] * c[row]) if h is None else (x[row] * h[row], c[row] * c[row] * h[row])
         inner, square = inner + weight * c[row], square + entry
     return inner, square
@@ -39,13 +39,13 @@ def best(nearest: Nearest, x: F32, h: F32 | None, inverses: F32) -> F32:
     return scale
 
 
-def blocks(n: int, seed: int, weighted: bool) -> tuple[F32, F32 | None, F32]:
+def blocks(n: int, seed: int, weighted: bool, size: int = 32) -> tuple[F32, F32 | None, F32]:
     """Blocks with heavy tails, some of zeros and some with a single weight; what scales them to the codebook's size."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_t(3, (32, n)).astype(np.float32)
+    x = rng.standard_t(3, (size, n)).astype(np.float32)
     x[1:, rng.random(n) < 0.1] = 0
     x[:, rng.random(n) < 0.1] = 0
-    h = rng.lognormal(0, 1, (32, n)).astype(np.float32) if weighted else None
+    h = rng.lognormal(0, 1, (size, n)).astype(np.float32) if weighted else None
     top = np.abs(x).max(0)
     return x, h, np.where(top > 0, np.float32(64) / np.maximum(top, np.float32(1e-9)), np.float32(0))
 
@@ -55,7 +55,7 @@ def blocks(n: int, seed: int, weighted: bool) -> tuple[F32, F32 | None, F32]:
 @given(n=st.integers(1, 70), seed=st.integers(0, 1000), weighted=st.booleans())
 def test_they_give_the_bits_of_their_meaning(name: str, n: int, seed: int, weighted: bool) -> None:
     format = block_format(name)
-    nearest, (x, h, inverses) = nearest_of(format), blocks(n, seed, weighted)
+    nearest, (x, h, inverses) = nearest_of(format), blocks(n, seed, weighted, format.block)
     trials = Trials(nearest.table, nearest.steps, x, h)
     for found, wanted in zip(trials.sums(inverses), sums(nearest, x, h, inverses), strict=True):
         np.testing.assert_array_equal(found, wanted)
