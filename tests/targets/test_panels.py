@@ -37,7 +37,9 @@ def many_rows(format: str, rows: int, width: int) -> Case:
 
 # Bytes as they are, sums of 8, 5, 4 and 2 of them in 16 bits; bytes in halves; starts as stored and not; blocks of all
 # lengths; looked up and computed.
-@pytest.mark.parametrize("format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "q3h", "q4_b64", "q4_k", "q6_k"])
+@pytest.mark.parametrize(
+    "format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "r4", "r8", "q3h", "q4_b64", "q4_k", "q6_k"]
+)
 def test_panels_give_the_bits_of_groups(format: str) -> None:
     case = many_rows(format, rows=147, width=33)  # a block of rows and 19
     (got,) = run(case, NARROW)

@@ -83,7 +83,7 @@ def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> N
         check(linear_case(rng, "i8_linear", format, rows=rows), counted)
 
 
-@pytest.mark.parametrize("format", ["q4", "q3h", "c4", "q6_k"])
+@pytest.mark.parametrize("format", ["q4", "q3h", "c4", "r4", "q6_k"])
 def test_many_rows_go_through_one_panel_after_another(format: str, counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng([*map(ord, format)])
     columns = 64 * PANEL + 256
