@@ -338,6 +338,15 @@ def test_places_that_blocks_share(op: str, width: int) -> None:
     check(Case(op, [x], {} if op == "round_rows" else {"activation": "silu"}, (0,)))
 
 
+@pytest.mark.parametrize(
+    ("columns", "width"), [(64, 64), (100, 128), (100, 100), (576, 576), (2048, 2048), (2112, 2050), (129, 63)]
+)
+def test_rotated_rows(columns: int, width: int) -> None:
+    """The bits of the meaning: of half a warp, of more than a block; columns are added and left out."""
+    x = floats(np.random.default_rng(columns), 3, columns)
+    check(Case("rotate_rows", [x], {"width": width}, (0,), tolerance=0))
+
+
 def test_rows_that_hold_what_is_no_number() -> None:
     """As on CPUs: the log of the sum is none either, and ids are ids."""
     x = floats(np.random.default_rng(1), 3, 90)
