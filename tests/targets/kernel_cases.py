@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, block_format, ceil_to, encode
+from llmc.compiler.formats import FORMATS, ROTATED, BlockFormat, Quantized, block_format, ceil_to, encode
 from llmc.compiler.ops import OPS
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -126,6 +126,13 @@ def _take_columns(rng: Rng) -> Case:
     first = int(rng.integers(0, width))
     attrs = {"first": first, "count": int(rng.integers(1, width - first + 1))}
     return Case("take_columns", [floats(rng, ROWS[-1], width)], attrs, (0,))
+
+
+def _rotate_rows(rng: Rng) -> Case:
+    """Some of the columns, as of an embedding, or all there are with zeros added, as in front of a matrix: the bits."""
+    columns = _width(rng)
+    attrs = {"width": int(rng.choice([columns, ceil_to(columns, ROTATED)]))}
+    return Case("rotate_rows", [floats(rng, ROWS[-1], columns)], attrs, (0,), tolerance=0)
 
 
 def _own_ids(rng: Rng) -> Case:
@@ -257,6 +264,7 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "argmax": _row_case("argmax", lambda r, m, c: ([floats(r, m, c).round(1)], {}, (0,))),
     "top": _top,
     "round_rows": _row_case("round_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
+    "rotate_rows": _rotate_rows,
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "quantize_rotated": _row_case("quantize_rotated", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "rotate_rows": _row_case(
