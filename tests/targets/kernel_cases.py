@@ -267,9 +267,6 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "rotate_rows": _rotate_rows,
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "quantize_rotated": _row_case("quantize_rotated", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
-    "rotate_rows": _row_case(
-        "rotate_rows", lambda r, m, c: ([floats(r, m, c)], {"width": int(r.integers(1, c + 1))}, (0,))
-    ),
     "rope": _rope,
     "sinusoid": _row_case(
         "sinusoid",
