@@ -146,7 +146,8 @@ class BlockFormat:
         if not self.rotated:
             return self.quantizer(weight, self, importance)
         importance = None if importance is None else spread(importance)
-        some = pieces(*weight.shape, _ROTATED_AT_ONCE)
+        rows, columns = weight.shape
+        some = pieces(rows, columns, _ROTATED_AT_ONCE)
         return join([self.quantizer(rotate_rows(weight[piece]), self, importance) for piece in some])
 
     def pack(self, weight: F32) -> Array:
