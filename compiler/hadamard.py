@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+_PIECE = 1 << 14  # numbers that are worked on at once: with what is made of them they stay in a CPU's caches
 
 
 def hadamard(x: F32, block: int) -> F32:
@@ -14,10 +15,23 @@ def hadamard(x: F32, block: int) -> F32:
     It keeps products of two rows that are both rotated. Sums are made in pairs at distance 1, 2, 4..., so that kernels
     which do likewise have the same bits.
     """
-    size, distance = x.shape[-1], 1
+    out = np.empty(x.shape, np.float32)
+    blocks, rotated = x.reshape(-1, block), out.reshape(-1, block)
+    step = max(1, _PIECE // block)
+    for first in range(0, len(blocks), step):
+        rotated[first : first + step] = _rotated(np.ascontiguousarray(blocks[first : first + step].T)).T
+    return out
+
+
+def _rotated(x: F32) -> F32:
+    """(block, n) and not any more: columns are rotated, so that whole rows are added to one another."""
+    block, distance, other = len(x), 1, np.empty_like(x)
     while distance < block:
-        pairs = x.reshape(*x.shape[:-1], size // (2 * distance), 2, distance)
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
-        x = np.stack([a + b, a - b], axis=-2).reshape(x.shape)
+        pairs = x.reshape(block // (2 * distance), 2, distance, -1)
+        sums = other.reshape(pairs.shape)
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        x, other = other, x
         distance *= 2
-    return x * np.float32(block**-0.5)
+    x *= np.float32(block**-0.5)
+    return x

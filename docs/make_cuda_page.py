@@ -84,6 +84,7 @@ def cases() -> dict[str, Case]:
         "take_columns": ("take_columns", [row, [m, WIDTH // 2]], {"first": WIDTH // 2, "count": WIDTH // 2}),
         "own_ids": ("own_ids", [[m, USED], [m, USED]], {"first": EXPERTS // 2, "count": EXPERTS // 2}),
         "round_rows": ("round_rows", [row, [m, WIDTH // 2]], {}),
+        "rotate_rows": ("rotate_rows", [row, row], {"width": WIDTH}),
         "add_parts": ("add_parts", [[n, m], [m]], {}),
         "rope_table": ("rope_table", [[m], [SIZE // 2], [m, SIZE]], {"magnitude": 1.0}),
         "rope": ("rope", [[m, QKV], [m, SIZE], [m, QKV]], rotated),

@@ -20,6 +20,7 @@ RECIPE_LIMIT = 1 << 22  # characters of a recipe file
 # Below 5 bits the vocabulary's table, which every token passes twice when tied, costs most quality per bit saved.
 VOCABULARY = {"embedding", "positions", "head", "encoder.embedding", "encoder.positions"}
 _LEAST_VOCABULARY = {"f16": "q8", "row": "c6"}  # by how the format stores scales: ours go with ours
+_LEAST_ROTATED = "r6"
 
 
 def matrix_names(spec: ModelSpec) -> list[str]:
@@ -42,7 +43,7 @@ def _uniform(name: str, quant: str) -> str:
 def _for_vocabulary(quant: str) -> str:
     format = FORMATS[quant]
     if isinstance(format, BlockFormat) and format.code_bits < 5:
-        return _LEAST_VOCABULARY[format.scale]
+        return _LEAST_ROTATED if format.rotated else _LEAST_VOCABULARY[format.scale]
     return quant
 
 

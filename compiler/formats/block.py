@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats.activations import BLOCK, ROTATED, rotate_rows
-from llmc.compiler.formats.plain import F32, TILE, Array, ceil_to, tiles
+from llmc.compiler.formats.plain import F32, TILE, Array, ceil_to, pieces, tiles
+
+_ROTATED_AT_ONCE = 1 << 22  # numbers: a rotated matrix is never whole in memory
 
 U8 = NDArray[np.uint8]
 Quantizer = Callable[[F32, "BlockFormat", "F32 | None"], "Quantized"]
@@ -141,10 +143,12 @@ class BlockFormat:
         """(N, K) float32 -> codes and tables; `importance` (K,) weighs the columns' errors where a quantizer can."""
         if self.quantizer is None:
             raise LlmcError(f"{self.name} only keeps weights that a checkpoint stores in it; choose another format")
-        if self.rotated:
-            weight = rotate_rows(weight)
-            importance = None if importance is None else spread(importance)
-        return self.quantizer(weight, self, importance)
+        if not self.rotated:
+            return self.quantizer(weight, self, importance)
+        importance = None if importance is None else spread(importance)
+        rows, columns = weight.shape
+        some = pieces(rows, columns, _ROTATED_AT_ONCE)
+        return join([self.quantizer(rotate_rows(weight[piece]), self, importance) for piece in some])
 
     def pack(self, weight: F32) -> Array:
         """(N, K) float32 -> the packed tensor."""

@@ -7,8 +7,8 @@ A block of columns is scale * codebook entry, the scale signed: a negative one m
 2. the best one is tried once more from its own s,
 3. s is rounded to row scale * q |q|, q an int8, the better of two neighbours, and the codes are chosen for that.
 
-Letters: x = weights in units of 2^e of their row, laid out (b, n): a column has a block of b, pairs' first ones in the upper half
-and their second ones in the lower; y = x / s, the weight in codebook units.
+Letters: x = weights in units of 2^e of their row, laid out (b, n) with one block of b columns a column, pairs' first
+columns in the upper half of the rows and their second ones in the lower; y = x / s, the weight in codebook units.
 """
 
 from __future__ import annotations

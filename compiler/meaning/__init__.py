@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.formats import FORMATS, dequantize_rows, from_bf16, to_bf16
+from llmc.compiler.formats import FORMATS, BlockFormat, dequantize_rows, from_bf16, to_bf16
 from llmc.compiler.formats import quantize_rotated as _quantize_rotated
 from llmc.compiler.formats import quantize_rows as _quantize_rows
 from llmc.compiler.formats import rotate_rows as _rotate_rows
@@ -252,6 +252,11 @@ def quantize_rotated(x: F32) -> tuple[I32, F32, I32]:
     """(M, K) -> codes (M, K64/4) as int32 words, scales and starts (M, K64/64) of the rotated rows."""
     codes, scales, starts = _quantize_rotated(x)
     return codes.view(np.int32), scales, starts
+
+
+def left_of(format: BlockFormat, x: F32) -> list[NDArray[Any]]:
+    """What rows (M, K) are as int8, on the left of a product with this format."""
+    return format.left(quantize_rotated(x) if format.rotated else quantize_rows(x))
 
 
 def i8_linear(codes: I32, scales: F32, totals: NDArray[Any], weight: NDArray[Any], format: str, width: int) -> F32:

@@ -175,7 +175,7 @@ class Coded:
         count, of_row = self.operands.form.scales, None
         if format.scale == "row":
             of_row = words.of_row(row)
-            block, word = q * count, (lambda at: words.word(1, at))
+            block, word = T.floordiv(q * BLOCK, format.block), (lambda at: words.word(1, at))
         elif format.scale == "super":
             block, word = (words.slab % (format.columns // SLAB) * BLOCKS + q) * count, (lambda at: words.word(1, at))
         else:

@@ -38,7 +38,8 @@ class Pieces:
             return [SLAB // self.per_word * TILE]
         if format.columns > SLAB:
             return [format.code_words * SLAB // format.columns, format.record_words - format.code_words]
-        return [SLAB // format.columns * format.record_words] + [BLOCKS * TILE // 4] * (format.scale == "row")
+        records, subs = SLAB // format.columns * format.record_words, SLAB // format.block * TILE // 4
+        return [records, subs] if format.scale == "row" else [records]
 
     @property
     def joined(self) -> bool:
@@ -60,7 +61,7 @@ class Pieces:
             slabs = format.columns // SLAB
             record = self.head + T.floordiv(slab, slabs) * format.record_words
             return [record + slab % slabs * self.lengths[0], record + format.code_words]
-        return [self.head + slab * self.lengths[0], TILE + slab * (BLOCKS * TILE // 4)][: len(self.lengths)]
+        return [first + slab * length for first, length in zip((self.head, TILE), self.lengths, strict=False)]
 
 
 class Words:

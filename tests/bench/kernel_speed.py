@@ -25,7 +25,8 @@ from rich.table import Table
 from tvm import tirx
 
 import llmc.targets.target as targets
-from llmc.compiler.formats import BLOCK, FORMATS, MIDDLE, OFFERED, TILE, BlockFormat, block_format
+from llmc.compiler import meaning
+from llmc.compiler.formats import FORMATS, OFFERED, TILE, BlockFormat, block_format
 from llmc.read_speed import read_bytes_per_s
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -86,22 +87,18 @@ class Case:
         self.bytes = matrix.nbytes
         self.copies = [tvm.runtime.tensor(matrix) for _ in range(max(2, megabytes * 1_000_000 // self.bytes))]
         rows = tirx.Var("m", "int64")
-        blocks = columns // BLOCK
-        shapes = [[rows, columns // 4], [rows, blocks], [rows, 3 * blocks], list(matrix.shape), [rows, outputs]]
+        x = np.random.default_rng(1).standard_normal((MOST_ROWS, columns)).astype(np.float32)
+        self.left = meaning.left_of(format, x)
+        shapes = [*([rows, part.shape[1]] for part in self.left), list(matrix.shape), [rows, outputs]]
         target = targets.native()
         attrs = {"format": name, "width": outputs}
         knobs = shipped(target).knobs(target.knobs, "i8_linear", shapes, attrs)
         kernel = make_kernel("i8_linear", replace(target, knobs=knobs), shapes, attrs)
         self.kernel = compile_kernels({"kernel": kernel}, target)["kernel"]
-        rng = np.random.default_rng(1)
-        self.codes = rng.integers(-(2**31), 2**31 - 1, (MOST_ROWS, columns // 4), np.int32)
-        self.scales = rng.random((MOST_ROWS, blocks), np.float32)
-        totals = rng.random((MOST_ROWS, 3 * blocks), np.float32)
-        self.totals = -MIDDLE * (totals * 1000).astype(np.int32) if format.whole else totals
 
     def seconds(self, count: int) -> float:
         """Of one matrix times `count` rows."""
-        left = [tvm.runtime.tensor(array[:count]) for array in (self.codes, self.scales, self.totals)]
+        left = [tvm.runtime.tensor(array[:count]) for array in self.left]
         out = tvm.runtime.tensor(np.empty((count, self.outputs), np.float32))
         start = time.perf_counter()
         for copy in self.copies:

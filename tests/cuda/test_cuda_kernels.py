@@ -81,7 +81,7 @@ def check(case: Case) -> list[np.ndarray]:
 def close(case: Case, got: np.ndarray, wanted: np.ndarray) -> None:
     """Products of floats in two parts of bfloat16 (targets/cuda/fragments.py): what parts leave out, and sums."""
     x, weight = case.arrays
-    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].unpack(weight, wanted.shape[1], x.shape[1])).T
+    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].stored(weight, wanted.shape[1], x.shape[1])).T
     assert (np.abs(got - wanted) <= 3 * 2.0**-18 * sizes + TOLERANCE * np.abs(wanted).max()).all()
 
 
@@ -174,24 +174,26 @@ def test_a_row_of_a_linear_layer_beside_others(op: str, name: str) -> None:
         np.testing.assert_array_equal(check(only(case, rows))[0], most[rows])
 
 
-@pytest.mark.thorough_if(case=lambda width: width == 17)
-@pytest.mark.parametrize(("width", "columns"), [(150, 300), (17, 1120)])
-def test_outputs_of_several_blocks_and_strands_of_several_slabs(width: int, columns: int) -> None:
+@pytest.mark.thorough_if(case=lambda name, width: (name, width) == ("q4", 17))
+@pytest.mark.parametrize(("name", "width", "columns"), [("q4", 150, 300), ("q4", 17, 1120), ("r3h", 17, 300)])
+def test_outputs_of_several_blocks_and_strands_of_several_slabs(name: str, width: int, columns: int) -> None:
     rng = np.random.default_rng(width)
-    arrays = [floats(rng, 66, columns), packed(rng, "q4", width, columns)]
-    case = Case("packed_linear", arrays, {"format": "q4", "width": width}, (0,))
+    arrays = [floats(rng, 66, columns), packed(rng, name, width, columns)]
+    case = Case("packed_linear", arrays, {"format": name, "width": width}, (0,))
     (most,) = check(case)
     for rows in (slice(9), slice(2)):
         np.testing.assert_array_equal(check(only(case, rows))[0], most[rows])
 
 
-@pytest.mark.parametrize("name", ["f32", "q4", "q5", "q6", "q8", "q8_b32", "q3h", "c3h", "q2_k", "mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["f32", "q4", "q5", "q6", "q8", "q8_b32", "q3h", "c3h", "r8", "r6", "r4", "q2_k", "mxfp4"]
+)
 def test_rounded_rows_with_weights_of_any_format(name: str) -> None:
     """Weights are not rounded, whatever x is."""
     case = linear_case(np.random.default_rng(3), "bf16_linear", name, 3)
     x = from_bf16(case.arrays[0].view(np.uint16))
     columns = case.arrays[1].shape[1] if name == "f32" else x.shape[1]  # x may have one more, to make pairs
-    wanted = x[:, :columns] @ FORMATS[name].unpack(case.arrays[1], int(case.attrs["width"]), columns).T
+    wanted = x[:, :columns] @ FORMATS[name].stored(case.arrays[1], int(case.attrs["width"]), columns).T
     compare(replace(case, tolerance=2.0**-16), call(case, [wanted])[0], wanted)
 
 
@@ -334,6 +336,15 @@ def test_a_sum_of_rows_and_a_bias() -> None:
 def test_places_that_blocks_share(op: str, width: int) -> None:
     x = floats(np.random.default_rng(width), 3, width)
     check(Case(op, [x], {} if op == "round_rows" else {"activation": "silu"}, (0,)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [(64, 64), (100, 128), (100, 100), (576, 576), (2048, 2048), (2112, 2050), (129, 63)]
+)
+def test_rotated_rows(columns: int, width: int) -> None:
+    """The bits of the meaning: of half a warp, of more than a block; columns are added and left out."""
+    x = floats(np.random.default_rng(columns), 3, columns)
+    check(Case("rotate_rows", [x], {"width": width}, (0,), tolerance=0))
 
 
 def test_rows_that_hold_what_is_no_number() -> None:

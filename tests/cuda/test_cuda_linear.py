@@ -62,7 +62,10 @@ def test_shared_memory_of_every_launch_fits(name: str, chip: str) -> None:
 
 
 @pytest.mark.parametrize("chip", ["cuda:sm_86", "cuda:sm_90"])
-@pytest.mark.parametrize(("op", "name"), [("packed_linear", "q4"), ("packed_linear", "q8"), ("bf16_linear", "bf16")])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("packed_linear", "q4"), ("packed_linear", "q8"), ("packed_linear", "r4"), ("bf16_linear", "bf16")],
+)
 def test_rows_in_every_launch_of_a_chip(op: str, name: str, chip: str) -> None:
     """Blocks are of other sizes where there is more memory, or less, products of one warp or of four; bits stay."""
     rng = np.random.default_rng(5)

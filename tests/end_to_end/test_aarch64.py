@@ -81,7 +81,7 @@ def source(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     folder, recipe = tiny_llama(), tmp_path_factory.mktemp("recipe") / "recipe.toml"
     with open_model(folder) as model:
         names = sorted(uniform(model.spec, "q4"))
-    formats = {name: ("q8", "c3h", "c4", "q4")[number % 4] for number, name in enumerate(names)}
+    formats = {name: ("q8", "c3h", "c4", "q4", "r4")[number % 5] for number, name in enumerate(names)}
     recipe.write_text(recipe_text(formats), encoding="utf-8")
     return folder, recipe
 

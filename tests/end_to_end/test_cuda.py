@@ -56,7 +56,8 @@ _LATENT = {
 }  # fmt: skip
 # model_type -> its config, the format of weights, that of pages. The second norms heads of q and k, the third has
 # windows, other norms and one kv head, the fourth layer norm, biases and an MLP without a gate, the fifth a latent and
-# experts in groups, the sixth experts of which one is shared, the last a bias by distance.
+# experts in groups, the sixth experts of which one is shared, the seventh a bias by distance, the last short
+# convolutions and rotated weights, also of the vocabulary.
 MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "llama": ({}, "q4", "f32"),
     "qwen3": ({}, "c3h", "f32"),
@@ -65,7 +66,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "deepseek_v3": (_LATENT, "f32", "f32"),
     "qwen2_moe": (_EXPERTS, "f32", "q8"),
     "bloom": ({}, "f32", "f32"),
-    "lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 1}, "q8", "bf16"),
+    "lfm2": ({"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 1}, "r8", "bf16"),
 }
 # Of these kernels are run too, by an interpreter, which takes long; tests/end_to_end/test_cuda_steps.py runs others.
 INTERPRETED = ["llama", "gemma3_text", "deepseek_v3", "lfm2"]

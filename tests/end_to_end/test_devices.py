@@ -138,7 +138,7 @@ class _Model:
         pass
 
 
-@pytest.mark.parametrize("format", ["q8", "q4", "c4", "c3h"])
+@pytest.mark.parametrize("format", ["q8", "q4", "c4", "c3h", "r4"])
 def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
     rng, kind = np.random.default_rng(0), FORMATS[format]
     weights = {name: rng.standard_normal((48, 160)).astype(np.float32) for name in ("a", "b")}
@@ -154,7 +154,7 @@ def test_a_share_has_the_codes_of_the_whole(format: str) -> None:
         np.testing.assert_array_equal(kind.unpack(packed, *expected.shape), expected)
 
 
-@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4"])
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4", "r4"])
 def test_shares_read_in_pieces_are_packed_as_one(format: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of several matrices, columns with the codes of their rows or, where they cut blocks, their own, and all."""
     with open_model(folder) as model:

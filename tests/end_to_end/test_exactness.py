@@ -100,7 +100,7 @@ def test_smollm2_from_a_safetensors_folder_gives_the_same(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("quant", ["f32", "q8", "q4"])
+@pytest.mark.parametrize("quant", ["f32", "q8", "q4", "r8"])
 def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
     quant: str, smollm2_artifact: Callable[..., Path]
 ) -> None:
@@ -111,6 +111,25 @@ def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
             np.testing.assert_array_equal(_all_logits(model, ids, chunk), whole)
         made = [model.generate(PROMPTS[9], max_tokens=24, prefill_chunk=chunk).ids for chunk in (512, 7, 1)]
         assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.model
+def test_a_rotated_format_loses_less_than_one_as_it_is(smollm2: Model, smollm2_artifact: Callable[..., Path]) -> None:
+    """Rounding activations is most of what 8 bits lose: divergence of the next tokens from those of float32 weights."""
+    ids = list(smollm2.encode(" ".join(PROMPTS)))
+    expected = _log_shares(smollm2, ids)
+    lost = {}
+    for quant in ("q8", "r8"):
+        with llmc.load(smollm2_artifact(quant)) as model:
+            lost[quant] = float((np.exp(expected) * (expected - _log_shares(model, ids))).sum(1).mean())
+    assert lost["r8"] < 0.75 * lost["q8"] < 0.01, lost
+
+
+def _log_shares(model: Model, ids: list[int]) -> np.ndarray:
+    """(n, V) logarithms of the shares that a model gives each next token."""
+    found = _all_logits(model, ids, 512).astype(np.float64)
+    found -= found.max(1, keepdims=True)
+    return found - np.log(np.exp(found).sum(1, keepdims=True))
 
 
 def test_a_batch_gives_each_prompt_what_it_gets_alone(smollm2: Model) -> None:

@@ -36,8 +36,8 @@ MODELS = {
 
 
 # Each model once, each way to store it once: tests/targets/test_experts.py has every format with either width.
-EXACT = [("mixtral", "c4"), ("qwen2_moe", "q8")]
-ROUNDED = [("mixtral", "bf16"), ("mixtral", "q8"), ("qwen2_moe", "q8")]
+EXACT = [("mixtral", "c4"), ("qwen2_moe", "q8"), ("mixtral", "r4")]
+ROUNDED = [("mixtral", "bf16"), ("mixtral", "q8"), ("qwen2_moe", "q8"), ("mixtral", "r8")]
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ SHAPES = {  # of 7 billion weights: how they are compiled
     "q4-bf16": {"quant": "q4", "activations": "bf16"},
     "q3h": {"quant": "q3h"},
 }
-ROUNDED = ("bf16", "q4", "q6", "c3h")  # weights that linear layers of rounded x are checked with
+ROUNDED = ("bf16", "q4", "q6", "c3h", "r4")  # weights that linear layers of rounded x are checked with
 SEEDS = 3  # cases of each op
 PROMPTS = (
     "The capital of France is", "Once upon a time", "Water boils at", "The first president of the United States was",
@@ -122,7 +122,7 @@ def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
         return 2 * case.tolerance
     x, weight = case.arrays
     width, columns = int(case.attrs["width"]), x.shape[1]
-    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].unpack(weight, width, columns)).T
+    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].stored(weight, width, columns)).T
     return 2 * case.tolerance + 3 * 2.0**-18 * float(sizes.max() / np.abs(outputs[0]).max())
 
 

@@ -50,7 +50,7 @@ def experts_bias(rng: Rng, op: str) -> Case:
 LEFT = {
     "packed": lambda x, _: (x,),
     "bf16": lambda x, _: (meaning.round_rows(x),),
-    "i8": lambda x, format: block_format(format).left(meaning.quantize_rows(x)),
+    "i8": lambda x, format: meaning.left_of(block_format(format), x),
 }
 
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import FORMATS, BlockFormat, Quantized, block_format, ceil_to, encode
+from llmc.compiler.formats import FORMATS, ROTATED, BlockFormat, Quantized, block_format, ceil_to, encode
 from llmc.compiler.ops import OPS
 from llmc.targets.build import compile_kernels
 from llmc.targets.lower import make_kernel
@@ -128,6 +128,13 @@ def _take_columns(rng: Rng) -> Case:
     return Case("take_columns", [floats(rng, ROWS[-1], width)], attrs, (0,))
 
 
+def _rotate_rows(rng: Rng) -> Case:
+    """Some of the columns, as of an embedding, or all there are with zeros added, as in front of a matrix: the bits."""
+    columns = _width(rng)
+    attrs = {"width": int(rng.choice([columns, ceil_to(columns, ROTATED)]))}
+    return Case("rotate_rows", [floats(rng, ROWS[-1], columns)], attrs, (0,), tolerance=0)
+
+
 def _own_ids(rng: Rng) -> Case:
     """Ids of rows, or of the experts that they use."""
     shape = (ROWS[-1],) if rng.integers(2) else (ROWS[-1], int(rng.integers(1, 5)))
@@ -189,7 +196,7 @@ def linear_case(rng: Rng, op: str, name: str, rows: int = 260) -> Case:
     left = {
         "packed_linear": lambda x: (x,),
         "bf16_linear": lambda x: (meaning.round_rows(x),),
-        "i8_linear": lambda x: block_format(name).left(meaning.quantize_rows(x)),
+        "i8_linear": lambda x: meaning.left_of(block_format(name), x),
     }[op]
     outputs, width = int(rng.choice([1, 5, 16, 33, 64])), _format_width(rng, name)
     x = left(floats(rng, rows, width))
@@ -205,15 +212,16 @@ def greatest_case(rng: Rng, name: str, least: bool = False) -> Case:
     format = block_format(name)
     codes = np.arange(format.top + 1) if format.values is None else format.values.reshape(len(format.values), -1).sum(1)
     x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 512, axis=1)
+    x = meaning.rotate_rows(x, 512) if format.rotated else x
     weight = packed(rng, name, 16, 512, int(np.argmin(codes) if least else np.argmax(codes)))
-    left = format.left(meaning.quantize_rows(x))
+    left = meaning.left_of(format, x)
     # Scales and offsets cancel in some outputs; a sum that does not fit would be off by far more.
     return Case("i8_linear", [*left, weight], {"format": name, "width": 16}, (), tolerance=1e-4)
 
 
 BLOCK_FORMATS = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
 # One of each kind of codes, scales and offsets: for tests of what reads weights as others do.
-FEW_FORMATS = ("q8", "q5", "q4", "q3h", "c4", "c2h", "q4_0", "q4_k", "q6_k", "iq2_xxs", "nvfp4", "nf4")
+FEW_FORMATS = ("q8", "q5", "q4", "q3h", "c4", "c2h", "r8", "r4", "q4_0", "q4_k", "q6_k", "iq2_xxs", "nvfp4", "nf4")
 TURNS = {name: number % 2 for number, name in enumerate(BLOCK_FORMATS)}  # which half it is of, where a test takes one
 
 
@@ -256,7 +264,9 @@ CASES: dict[str, Callable[[Rng], Case]] = {
     "argmax": _row_case("argmax", lambda r, m, c: ([floats(r, m, c).round(1)], {}, (0,))),
     "top": _top,
     "round_rows": _row_case("round_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
+    "rotate_rows": _rotate_rows,
     "quantize_rows": _row_case("quantize_rows", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
+    "quantize_rotated": _row_case("quantize_rotated", lambda r, m, c: ([floats(r, m, c)], {}, (0,))),
     "rope": _rope,
     "sinusoid": _row_case(
         "sinusoid",

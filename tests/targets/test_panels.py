@@ -30,14 +30,16 @@ pytestmark = pytest.mark.skipif(not panel_linear.are_for(NARROW), reason="no AVX
 def many_rows(format: str, rows: int, width: int) -> Case:
     """A linear layer over several panels."""
     rng = np.random.default_rng([*map(ord, format)])
-    x = block_format(format).left(meaning.quantize_rows(floats(rng, rows, COLUMNS)))
+    x = meaning.left_of(block_format(format), floats(rng, rows, COLUMNS))
     weight = packed(rng, format, width, COLUMNS)
     return Case("i8_linear", [*x, weight], {"format": format, "width": width}, tuple(range(len(x))))
 
 
 # Bytes as they are, sums of 8, 5, 4 and 2 of them in 16 bits; bytes in halves; starts as stored and not; blocks of all
 # lengths; looked up and computed.
-@pytest.mark.parametrize("format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "q3h", "q4_b64", "q4_k", "q6_k"])
+@pytest.mark.parametrize(
+    "format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "r4", "r8", "q3h", "q4_b64", "q4_k", "q6_k"]
+)
 def test_panels_give_the_bits_of_groups(format: str) -> None:
     case = many_rows(format, rows=147, width=33)  # a block of rows and 19
     (got,) = run(case, NARROW)
@@ -55,7 +57,7 @@ def test_a_row_has_the_same_bits_alone() -> None:
 
 def test_a_gated_layer_gives_the_same_bits() -> None:
     rng = np.random.default_rng(1)
-    x = block_format("q4_0").left(meaning.quantize_rows(floats(rng, 41, 256)))
+    x = meaning.left_of(block_format("q4_0"), floats(rng, 41, 256))
     attrs = {"format": "q4_0", "width": 256, "activation": "silu"}
     case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4_0", 256, 256)], attrs, tuple(range(len(x))))
     like = OPS[case.op].meaning(*case.arrays, **case.attrs)

@@ -83,18 +83,18 @@ def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> N
         check(linear_case(rng, "i8_linear", format, rows=rows), counted)
 
 
-@pytest.mark.parametrize("format", ["q4", "q3h", "c4", "q6_k"])
+@pytest.mark.parametrize("format", ["q4", "q3h", "c4", "r4", "q6_k"])
 def test_many_rows_go_through_one_panel_after_another(format: str, counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng([*map(ord, format)])
     columns = 64 * PANEL + 256
-    x = block_format(format).left(meaning.quantize_rows(floats(rng, 147, columns)))  # a block of rows and 19
+    x = meaning.left_of(block_format(format), floats(rng, 147, columns))  # a block of rows and 19
     weight = packed(rng, format, 33, columns)
     check(Case("i8_linear", [*x, weight], {"format": format, "width": 33}, tuple(range(len(x)))), counted)
 
 
 def test_a_gated_layer_gives_the_same_bits(counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng(1)
-    x = block_format("q4").left(meaning.quantize_rows(floats(rng, 41, 256)))
+    x = meaning.left_of(block_format("q4"), floats(rng, 41, 256))
     attrs = {"format": "q4", "width": 256, "activation": "silu"}
     same_bits(Case("i8_linear_gated_i8", [*x, packed(rng, "q4", 256, 256)], attrs, tuple(range(len(x)))), counted)
 
@@ -145,7 +145,7 @@ def test_pairs_of_experts_go_through_tiles(op: str, counted: ctypes.CDLL | None)
 
 def test_gated_experts_give_the_same_bits(counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng(4)
-    left = block_format("q4").left(meaning.quantize_rows(floats(rng, 60, 128)))
+    left = meaning.left_of(block_format("q4"), floats(rng, 60, 128))
     ids = np.sort(rng.integers(0, 3, (60, 2)).astype(np.int32), axis=1)
     weights = [packed(rng, "q4", 3 * 64, 128) for _ in range(2)]
     attrs = {"format": "q4", "experts": 3, "width": 64, "activation": "silu"}

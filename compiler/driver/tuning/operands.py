@@ -116,7 +116,7 @@ def _left(maker: _Maker) -> dict[str, Array]:
     x = maker.rng.standard_normal((maker.rows, maker.columns)).astype(np.float32)
     if "codes" in maker.kinds:
         format = block_format(str(maker.attrs["format"]))
-        left = format.left(meaning.quantize_rows(x))
+        left = meaning.left_of(format, x)
         return dict(zip(("codes", "scales", "totals"), left, strict=True))
     return {"x": meaning.round_rows(x) if maker.kinds["x"].dtype == "int32" else x}
 
