@@ -47,6 +47,7 @@ from llmc.compiler.driver.recipe import keep, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.driver.texts import calibration_windows, sample_window
+from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.formats import OFFERED
 from llmc.frontends.source import open_model
 from llmc.runtime.quality import score_rows, windows
@@ -99,12 +100,12 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
 
 def compile_rows(source: Path, folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Compile all of them; name, calibrated, path, bits per weight and bytes of weights of each."""
-    target, made = targets.native(), []
+    target, knobs, made = targets.native(), Found(None), []
     with open_model(source) as model:
         for number, row in enumerate(rows(model, asked)):
             path = folder / f"{number}.llmc"
             request = Request(source, path, kv=row.kv)
-            manifest, _ = write_artifact(request, (target,), model, row.plan, lambda stage, done, total: None)
+            manifest, _ = write_artifact(request, (target,), knobs, model, row.plan, lambda stage, done, total: None)
             about = manifest["quantization"]
             made.append(
                 {

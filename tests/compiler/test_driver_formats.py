@@ -53,7 +53,7 @@ def test_a_quantized_checkpoint_is_kept_and_floats_become_q8(smollm2_gguf: Path,
     assert set(compile_model(tiny, tmp_path / "b.llmc").formats.values()) == {"q8"}
 
 
-@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4"])
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q3h", "c4", "r4"])
 def test_a_matrix_read_in_pieces_is_packed_as_one(format: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = [("layers.0.q", "layers.0.k", "layers.0.v"), ("embedding",)]
     with open_model(tiny) as model:
@@ -80,6 +80,7 @@ def test_the_vocabulary_gets_more_bits_than_a_small_format_has(tiny: Path) -> No
     with open_model(tiny) as model:
         assert uniform(model.spec, "q3h")["embedding"] == "q8"
         assert uniform(model.spec, "c3h")["head"] == "c6"
+        assert uniform(model.spec, "r4")["head"] == "r6"
         assert uniform(model.spec, "c5")["head"] == "c5"
         assert uniform(model.spec, "bf16")["head"] == "bf16"
 
