@@ -19,12 +19,12 @@ def hadamard(x: F32, block: int) -> F32:
     blocks, rotated = x.reshape(-1, block), out.reshape(-1, block)
     step = max(1, _PIECE // block)
     for first in range(0, len(blocks), step):
-        rotated[first : first + step] = _rotated(np.ascontiguousarray(blocks[first : first + step].T)).T
+        rotated[first : first + step] = _rotated(np.array(blocks[first : first + step].T, order="C")).T
     return out
 
 
 def _rotated(x: F32) -> F32:
-    """(block, n) and not any more: columns are rotated, so that whole rows are added to one another."""
+    """(block, n), a copy that is written over: columns are rotated, so that whole rows are added to one another."""
     block, distance, other = len(x), 1, np.empty_like(x)
     while distance < block:
         pairs = x.reshape(block // (2 * distance), 2, distance, -1)

@@ -22,6 +22,7 @@ from llmc.compiler.formats import (
 from llmc.compiler.formats.block import scales, spread
 from llmc.compiler.formats.codebooks import CODEBOOKS
 from llmc.compiler.formats.search import ZERO
+from llmc.compiler.hadamard import hadamard
 
 NAMES = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat) and format.rotated]
 # Root mean square of a weight's error over that of a weight: Gaussian weights, and what tails may add.
@@ -175,3 +176,13 @@ def test_outliers_of_activations_cost_less_rotated() -> None:
     codes, scale, _ = quantize_rotated(x)
     rotated = rotate_rows((codes.reshape(*scale.shape, -1) * scale[..., None]).reshape(x.shape))
     assert relative(rotated, x) < 0.7 * relative(plain, x)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("block", [1, 2, 64])
+def test_what_is_rotated_stays_as_it_is(rows: int, block: int) -> None:
+    """One block too, whose columns and rows lie alike in memory."""
+    x = gaussian(rows, block, 7)
+    before = x.copy()
+    np.testing.assert_allclose(hadamard(hadamard(x, block), block), before, atol=1e-5)
+    np.testing.assert_array_equal(x, before)
