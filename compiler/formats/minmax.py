@@ -13,8 +13,8 @@ import numpy as np
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join, scales
 from llmc.compiler.formats.plain import F32, Array, pieces
+from llmc.compiler.formats.search import TOP
 
-TOP = 127  # greatest sub-scale
 LEVELS = 11  # of a weight in a pair code: 11 * 11 = 121 codes in 7 bits
 
 

@@ -53,21 +53,6 @@ def test_a_tied_table_means_what_it_did(columns: int, exact: bool) -> None:
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
-def test_what_several_matrices_read_is_rotated_once_for_each_kind_of_format() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 64), "float32"))
-    weights = [relax.Var(name, relax.TensorType((32, 64), "float32")) for name in ("q", "k", "v")]
-    with builder.function("step", [x, *weights]):
-        with builder.dataflow():
-            made = [ops.emit(builder, "linear", x, weight) for weight in weights]
-            found = builder.emit_output(relax.Tuple(made))
-        builder.emit_func_output(found)
-    formats = {"q": "r4", "k": "q8", "v": "r8"}
-    plain, exact = (pack_weights(builder.get(), formats.__getitem__, exact) for exact in (False, True))
-    assert [_ops(plain).count(op) for op in ("quantize_rotated", "quantize_rows", "i8_linear")] == [1, 1, 3]
-    assert [_ops(exact).count(op) for op in ("rotate_rows", "packed_linear")] == [1, 3]
-
-
 def test_a_norm_a_gate_and_a_linear_layer_are_fused_with_rotated_rows() -> None:
     builder = relax.BlockBuilder()
     given = {"x": (3, 64), "norm": (64,), "up": (128, 64), "down": (64, 64)}

@@ -71,7 +71,8 @@ def test_the_format_is_chosen_by_the_weight_name() -> None:
     assert "llmc.bf16_linear" in text
 
 
-def test_matrices_that_read_the_same_share_what_it_is_rounded_to() -> None:
+def _three_that_read_the_same() -> tvm.IRModule:
+    """x times q, k and v."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((3, 64), "float32"))
     weights = [relax.Var(name, relax.TensorType((32, 64), "float32")) for name in ("q", "k", "v")]
@@ -80,10 +81,23 @@ def test_matrices_that_read_the_same_share_what_it_is_rounded_to() -> None:
             made = [ops.emit(builder, "linear", x, weight) for weight in weights]
             found = builder.emit_output(relax.Tuple(made))
         builder.emit_func_output(found)
+    return builder.get()
+
+
+def test_matrices_that_read_the_same_share_what_it_is_rounded_to() -> None:
     formats = {"q": "q4", "k": "q8", "v": "q4"}  # which read sums, and starts
-    text = pack_weights(builder.get(), formats.__getitem__).script()
+    text = pack_weights(_three_that_read_the_same(), formats.__getitem__).script()
     assert (text.count("llmc.quantize_rows"), text.count("llmc.i8_linear")) == (1, 3)
     assert [text.count(f"[{part}]") for part in range(4)] == [1, 1, 1, 1]
+
+
+def test_what_they_read_is_rotated_once_too() -> None:
+    formats = {"q": "r4", "k": "q8", "v": "r8"}
+    module = _three_that_read_the_same()
+    plain, exact = (pack_weights(module, formats.__getitem__, exact).script() for exact in (False, True))
+    counted = [plain.count(f'"llmc.{op}"') for op in ("quantize_rotated", "quantize_rows", "i8_linear")]
+    assert counted == [1, 1, 3]
+    assert [exact.count(f'"llmc.{op}"') for op in ("rotate_rows", "packed_linear")] == [1, 3]
 
 
 def test_lifting_leaves_the_step_with_stored_weights_alone() -> None:
