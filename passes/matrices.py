@@ -38,10 +38,9 @@ def sources(lookup: Callable[[Any], Any], weight: Any) -> tuple[str, ...]:
     return (str(weight.name),)
 
 
-def matrices(module: tvm.IRModule) -> list[Matrix]:
-    """The matrices of the unpacked step, each once, in the order of the graph."""
-    step = module["step"]
-    bound = bound_in(step)
+def matrices(module: tvm.IRModule, function: str = "step") -> list[Matrix]:
+    """The matrices of an unpacked function, each once, in the order of the graph."""
+    bound = bound_in(module[function])
     found: dict[tuple[str, ...], Matrix] = {}
     for value in bound.values():
         match = ops.match(value)

@@ -8,7 +8,7 @@ divergence of a small error grows with its square.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmc.compiler.driver.check import compare
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.recipe import ROUTER, Recipe
-from llmc.compiler.driver.sources import Gram, ModelSources
+from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, block_format, dequantize
 from llmc.compiler.spec import weight_count
@@ -40,10 +40,9 @@ class Budget:
 
 
 def weigh_formats(
-    probe: Probe, model: Any, windows: list[list[int]], grams: Mapping[str, Gram], progress: Callable[[int, int], None]
+    probe: Probe, source: ModelSources, windows: list[list[int]], progress: Callable[[int, int], None]
 ) -> list[list[Choice]]:
     """For every matrix of the probe, what each format costs and loses: the model's divergence on the windows."""
-    source = ModelSources(model, grams)
     trial = _Trial(probe, source, windows, [probe.run(ids)[0] for ids in windows])
     choices = []
     for number, matrix in enumerate(probe.matrices):
@@ -51,7 +50,7 @@ def weigh_formats(
         if is_router(matrix.sources[0]):
             choices.append([Choice(ROUTER, 4 * matrix.rows * matrix.columns, 0.0)])
         else:
-            choices.append(_choices(source, matrix, trial.loss(matrix), grams))
+            choices.append(_choices(source, matrix, trial.loss(matrix)))
     progress(len(probe.matrices), len(probe.matrices))
     return choices
 
@@ -84,7 +83,7 @@ class _Trial:
         """Mean divergence with this matrix alone in the trial format."""
         format = block_format(TRIAL)
         rounded = dequantize(format, format.quantize(self.source.stacked(matrix.sources)))[:, : matrix.columns]
-        with self.probe.replaced(matrix, rounded):
+        with self.probe.replaced(matrix, self.source.unscaled(matrix.sources, rounded)):
             lost = [
                 compare(e, self.probe.run(ids)[0], self.probe.hidden)[0]
                 for e, ids in zip(self.expected, self.windows, strict=True)
@@ -92,11 +91,11 @@ class _Trial:
         return float(np.concatenate(lost).mean())
 
 
-def _choices(source: ModelSources, matrix: Matrix, trial_loss: float, grams: Mapping[str, Gram]) -> list[Choice]:
+def _choices(source: ModelSources, matrix: Matrix, trial_loss: float) -> list[Choice]:
     """What each candidate would cost and lose for one matrix."""
     weight = source.stacked(matrix.sources)
     rows = weight[:: max(1, len(weight) // SAMPLE_ROWS)]
-    gram = grams.get(matrix.sources[0])
+    gram = source.gram(matrix.sources[0])
     importance = None if gram is None else np.ascontiguousarray(gram.diagonal())
 
     def error(name: str) -> float:

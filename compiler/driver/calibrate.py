@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.sources import Gram
+
+Squares = NDArray[np.float32]
 
 
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
@@ -31,3 +34,8 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
         total /= tokens
         grams |= dict.fromkeys(matrix.sources, total)
     return grams
+
+
+def squares_of(grams: dict[str, Gram]) -> dict[str, Squares]:
+    """The mean squares (K,) among them."""
+    return {name: np.ascontiguousarray(gram.diagonal()) for name, gram in grams.items()}

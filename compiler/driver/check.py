@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.driver.original import Original
 from llmc.compiler.driver.probe import Probe
 from llmc.runtime.load_model import load
 from llmc.runtime.model import Model
@@ -45,29 +44,41 @@ class Loss:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def measure(probe: Probe | Original, artifact: Path, windows: list[list[int]], lead: list[int]) -> Loss:
-    """Run the finished artifact and the original on the same windows.
+@dataclass(frozen=True)
+class Texts:
+    """What the original makes of texts, (n, V) logits of each, or, where it is `hidden`, vectors."""
 
-    `lead`: of a model with an encoder, what an answer begins with. The windows are then sources, and both models read
-    what the artifact answers to them.
-    """
-    lost, same = [], []
-    pairs: Iterable[tuple[F32, F32]]
-    # The original's first: its memory is given back before the artifact's is taken.
-    originals = [probe.run(ids)[0] for ids in windows] if not lead else []
-    with load(artifact) as model:
-        if isinstance(probe, Probe) and lead:
-            pairs = _answers(probe, model, windows, lead)
-        else:
-            pairs = zip(originals, _texts(model.runner, windows), strict=True)
-        for expected, got in pairs:
-            divergence, agreement = compare(expected, got, probe.hidden)
-            lost.append(divergence)
-            same.append(agreement)
-    every, agreed = np.concatenate(lost), float(np.concatenate(same).mean())
-    if probe.hidden:
+    windows: list[list[int]]
+    expected: list[F32]
+    hidden: bool = False
+
+    def measure(self, artifact: Path) -> Loss:
+        """Run the finished artifact on the same windows."""
+        with load(artifact) as model:
+            return _mean(zip(self.expected, _texts(model.runner, self.windows), strict=True), self.hidden)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """An original with an encoder, sources, and what an answer to them begins with."""
+
+    probe: Probe
+    sources: list[list[int]]
+    lead: list[int]
+
+    def measure(self, artifact: Path) -> Loss:
+        """Run the finished artifact, and both models on what it answers."""
+        with load(artifact) as model:
+            return _mean(_answers(self.probe, model, self.sources, self.lead), self.probe.hidden)
+
+
+def _mean(pairs: Iterable[tuple[F32, F32]], hidden: bool) -> Loss:
+    """Of the original's outputs and ours."""
+    found = [compare(expected, got, hidden) for expected, got in pairs]
+    every = np.concatenate([divergence for divergence, _ in found])
+    if hidden:
         return Loss(len(every), cosine=1 - float(every.mean()))
-    return Loss(len(every), float(every.mean()), agreed)
+    return Loss(len(every), float(every.mean()), float(np.concatenate([same for _, same in found]).mean()))
 
 
 def _texts(runner: Runner, windows: list[list[int]]) -> Iterator[F32]:

@@ -47,9 +47,9 @@ def compile_model(
     source: str | Path, output: str | Path, *, quant: str = "auto", kv: str = "auto", target: str = "cpu",
     spec: str | Path | None = None, bpw: float | None = None, size: int | None = None,
     calib: str | Path | None = None, recipe: str | Path | None = None, activations: str = "auto",
-    check: bool = False, seed: int = 0, layer_groups: int | None = None, tuned: str | Path | None = None,
-    tvm_runtime: str | Path | None = None, devices: str | None = None, split: str | None = None,
-    progress: Progress | None = None,
+    check: bool = False, equalize: bool = False, seed: int = 0, layer_groups: int | None = None,
+    tuned: str | Path | None = None, tvm_runtime: str | Path | None = None, devices: str | None = None,
+    split: str | None = None, progress: Progress | None = None,
 ) -> CompileResult:  # fmt: skip
     """Compile the model at `source` into the artifact folder `output`.
 
@@ -58,7 +58,9 @@ def compile_model(
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
     weights, else bfloat16. `activations` "f32" does without rounding to int8, "bf16", for CUDA, rounds to bfloat16.
-    `check` compares the result with the unquantized model. `layer_groups` adds the step in so many parts, for
+    `check` compares the result with the unquantized model. `equalize` lets that one read a short text of ours (or
+    `calib`), and scales columns that something else can be divided for, so that they lose less by rounding; the
+    command does both unless told otherwise. `layer_groups` adds the step in so many parts, for
     `llmc.load(prefill="layered")`. `tuned` is a database of `llmc tune`: kernels it knows get their knobs from there,
     others what is shipped. `tvm_runtime` is where TVM's runtime for another architecture is: an apache-tvm wheel, or
     its libtvm_runtime.so. `devices` cuts the model for several (docs/partition.md), `split` says how much of it each
@@ -69,7 +71,7 @@ def compile_model(
     report = progress or (lambda stage, done, total: None)
     request = Request(
         source, Path(output), quant, kv, target, _path(spec), bpw, size, _path(calib), _path(recipe), activations,
-        check, seed, layer_groups, _path(tuned), _path(tvm_runtime), devices, split,
+        check, equalize, seed, layer_groups, _path(tuned), _path(tvm_runtime), devices, split,
     )  # fmt: skip
     chosen = check_request(request)
     knobs = Found(request.tuned)
@@ -99,7 +101,7 @@ def _model_artifact(
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work
         _check_convolutions(model.spec, request)
-        plan = make_plan(request, model, report)
+        plan = make_plan(request, chosen, model, report)
         if request.placement is not None:
             from llmc.compiler.driver.devices import write_devices
 
@@ -142,7 +144,9 @@ def write_artifact(
         )
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in steps[chosen[0]].functions)
-        manifest = describe_model(model, plan.recipe, kv_dtype, stored, weights, variants, functions, parts)
+        manifest = describe_model(
+            model, plan.recipe, bool(plan.source.factors), kv_dtype, stored, weights, variants, functions, parts
+        )
         write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)
         loss = plan.measure(folder, chosen, report)

@@ -55,8 +55,8 @@ def write_devices(
             stored_by_any += stored
         functions = sorted(variable.name_hint for variable in steps[own[0]].functions)
         manifest = describe_model(
-            model, plan.recipe, kv_dtype, stored_by_any, ranks[0]["weights"], ranks[0]["variants"], functions,
-            part_sizes(model.spec, request.layer_groups),
+            model, plan.recipe, bool(plan.source.factors), kv_dtype, stored_by_any, ranks[0]["weights"],
+            ranks[0]["variants"], functions, part_sizes(model.spec, request.layer_groups),
         )  # fmt: skip
         manifest["devices"] = {"placement": str(placement), "ranks": ranks}
         report("write", 0, 1)

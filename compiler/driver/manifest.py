@@ -15,7 +15,7 @@ from llmc.compiler.spec.endless import endless_modes
 
 
 def describe_model(
-    model: Any, recipe: Recipe, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
+    model: Any, recipe: Recipe, equalized: bool, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
     variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds."""
@@ -43,6 +43,7 @@ def describe_model(
             "format": describe(recipe[name] for name in body or recipe),
             "bits_per_weight": round(8 * sum(w.nbytes for w in stored) / source_weights, 4),
             "formats": recipe,
+            "equalized": equalized,
             "tensors": dict(Counter(w.format for w in stored)),
             "source": dict(Counter(tensor.stored for tensor in model.tensors.values())),
         },

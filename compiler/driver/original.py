@@ -1,11 +1,12 @@
 """The unquantized model, run once with one layer of it in memory: what a check needs, however large the model is.
 
-probe.py holds all of it, which calibration and the choice of formats read many times.
+probe.py holds all of it, which calibration on long texts and the choice of formats read many times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
-from llmc.compiler.driver.probe import index_arrays
+from llmc.compiler.driver.probe import around_packing, index_arrays
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
@@ -23,7 +24,9 @@ from llmc.compiler.spec import ModelSpec, cached_heads, layer_groups, pool_layer
 from llmc.compiler.spec.parts import EMBED, HEAD, part_name, part_sizes
 from llmc.frontends.graph.build import build
 from llmc.passes import lift_weights
+from llmc.passes.matrices import matrices
 from llmc.passes.pipeline import stages
+from llmc.passes.quantize.record_inputs import record_inputs
 from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
 
@@ -51,7 +54,10 @@ class Original:
         self._names = [EMBED, *map(part_name, range(spec.sizes.layers)), HEAD]
         whole = build(spec, "f32", spec.sizes.layers)
         module = tvm.IRModule({whole.get_global_var(name): whole[name] for name in self._names})
-        module = pipeline.run(stages(lambda name: "f32"), module)
+        early, late = around_packing(stages(lambda name: "f32"))
+        module = pipeline.run(early, module)
+        self._matrices = {name: _multiplied(module, name) for name in self._names}
+        module = pipeline.run(late, record_inputs(module, self._names))
         self._stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
         bundled = lift_weights.bundle_weights(module)
         self._reads = {name: _weights_read(bundled[name]) for name in self._names}
@@ -62,27 +68,61 @@ class Original:
         self._page, self._layers = (2, heads, size * PAGE), pool_layers(spec)
         self._groups = len(layer_groups(spec))
 
-    def run(self, ids: list[int]) -> tuple[F32, list[F32]]:
-        """Logits (n, V) of every place of a text, and nothing else, as `Probe.run`."""
-        index, pages = index_arrays(ids, 0, self._groups)
-        tokens, positions, *places, wanted = map(tvm.runtime.tensor, index)
-        kv = [tvm.runtime.tensor(np.zeros((pages, *self._page), np.float32)) for _ in range(self._layers)]
-        x = self._call(EMBED, tokens, positions)
-        for name in self._names[1:-1]:
-            x = self._call(name, x, positions, *places, kv)
-        logits, *_ = self._call(HEAD, x, wanted)
-        return logits.numpy(), []
+    def run(self, texts: list[list[int]]) -> list[tuple[F32, dict[str, F32]]]:
+        """Of each text, logits (n, V) of every place; and, by weight, mean squares (K,) of what it is multiplied with.
 
-    def _call(self, name: str, *inputs: Any) -> Any:
-        """One part, with the weights that it reads and with nothing in the places of the others."""
-        nothing = tvm.runtime.tensor(np.zeros(1, np.float32))
-        weights = [nothing] * len(self._stored)
+        A part's weights are in memory while all texts pass through it.
+        """
+        readings = [self._begun(ids) for ids in texts]
+        for number, name in enumerate(self._names):
+            weights = self._weights(name)
+            for reading in readings:
+                found = self._functions[name](*reading.inputs(name), weights)
+                reading.take(found, self._matrices[name], len(self._names) - number == 1)
+            if self._progress:
+                self._progress(number + 1, len(self._names))
+        return [(reading.x.numpy(), reading.squares) for reading in readings]
+
+    def _begun(self, ids: list[int]) -> _Reading:
+        index, pages = index_arrays(ids, 0, self._groups)
+        kv = [tvm.runtime.tensor(np.zeros((pages, *self._page), np.float32)) for _ in range(self._layers)]
+        return _Reading([tvm.runtime.tensor(array) for array in index], kv)
+
+    def _weights(self, name: str) -> list[Any]:
+        """Those that a part reads, and nothing in the places of the others."""
+        weights = [tvm.runtime.tensor(np.zeros(1, np.float32))] * len(self._stored)
         for number in self._reads[name]:
             weights[number] = tvm.runtime.tensor(self._stored[number].compute(self._source))
-        found = self._functions[name](*inputs, weights)
-        if self._progress:
-            self._progress(self._names.index(name) + 1, len(self._names))
-        return found
+        return weights
+
+
+@dataclass
+class _Reading:
+    """A text on its way: index arrays and pages, what its rows have come to, and what matrices were given."""
+
+    index: list[Any]
+    kv: list[Any]
+    x: Any = None
+    squares: dict[str, F32] = field(default_factory=dict)
+
+    def inputs(self, part: str) -> list[Any]:
+        """What a part takes beside weights."""
+        tokens, positions, *places, wanted = self.index
+        if part == EMBED:
+            return [tokens, positions]
+        return [self.x, wanted] if part == HEAD else [self.x, positions, *places, self.kv]
+
+    def take(self, found: Any, matrices: list[tuple[str, ...]], last: bool) -> None:
+        """What a part gives: rows, or the last one's logits and their greatest, and then its matrices' inputs."""
+        several = last or matrices
+        self.x = found[0] if several else found
+        for sources, x in zip(matrices, list(found)[-len(matrices) :] if matrices else [], strict=True):
+            self.squares |= dict.fromkeys(sources, np.square(x.numpy()).mean(0))
+
+
+def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:
+    """The weights of each matrix whose input `record_inputs` gives."""
+    return [matrix.sources for matrix in matrices(module, function) if matrix.input is not None]
 
 
 def _weights_read(function: Any) -> set[int]:

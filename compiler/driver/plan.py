@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.driver.recipe import Recipe, keep, read_recipe, uniform
 from llmc.compiler.driver.request import Request
-from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.driver.sources import COMPENSATED_BITS, ModelSources
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import FORMATS, BlockFormat
 from llmc.compiler.spec import weight_count
 from llmc.targets.target import AnyTarget, cpu_flags
 
 if TYPE_CHECKING:
-    from llmc.compiler.driver.check import Loss
-    from llmc.compiler.driver.original import Original
-    from llmc.compiler.driver.probe import Probe
+    from llmc.compiler.driver.check import Answers, Loss, Texts
+    from llmc.passes.quantize.equalize import Group
 
 Progress = Callable[[str, int, int], None]
 CHECK_WINDOWS = 2  # of a calibration text
@@ -27,55 +27,87 @@ CHECK_WINDOWS = 2  # of a calibration text
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is to be quantized. `probe` and `windows` are there when something is measured.
-
-    `lead`: of a model with an encoder, what its answers to the windows begin with.
-    """
+    """How a model is to be quantized; `original` is there when the result is compared with it."""
 
     recipe: Recipe
     source: ModelSources
-    probe: Probe | Original | None
-    windows: list[list[int]]
-    lead: list[int] = field(default_factory=list)
+    original: Texts | Answers | None = None
 
     def measure(self, artifact: Path, chosen: Sequence[AnyTarget], report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
         runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
-        if self.probe is None or not runs_here:
+        if self.original is None or not runs_here:
             return None
-        from llmc.compiler.driver.check import measure
-
         report("check", 0, 1)
-        loss = measure(self.probe, artifact, self.windows, self.lead)
+        loss = self.original.measure(artifact)
         report("check", 1, 1)
         return loss
 
 
-def make_plan(request: Request, model: Any, report: Progress) -> Plan:
+def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report: Progress) -> Plan:
     """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
     if model.spec.encoder is not None:
         return _translator_plan(request, model, report)
     budget = request.budget(weight_count(model.spec))
     recipe = {} if budget else _given(request, model)
-    if not request.measures:
-        return Plan(recipe, ModelSources(model), None, [])
+    groups = scaled_groups(request, chosen, model, recipe) if request.equalize else []
+    if not request.measures and not groups:
+        return Plan(recipe, ModelSources(model))
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
-    from llmc.compiler.driver.calibrate import calibrate
+    from llmc.compiler.driver.calibrate import calibrate, squares_of
+    from llmc.compiler.driver.check import Texts
+    from llmc.compiler.driver.equalize import COMPENSATED, factors
     from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
-    from llmc.compiler.driver.texts import calibration_windows, sample_window
+    from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_window
 
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
-    if not texts and budget is None and runs_in_parts(model.spec):  # nothing is measured but the result
-        return Plan(recipe, ModelSources(model), Original(model, partial(report, "original")), windows)
-    probe = Probe(model, partial(report, "original"))
-    grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
+    progress = partial(report, "original")
+    if not texts and budget is None and runs_in_parts(model.spec):
+        measured, scaling = windows if request.measures else [], [scaling_window(model)] if groups else []
+        read = Original(model, progress).run([*measured, *scaling])
+        scaled = factors(model, groups, read[-1][1])
+        expected = [logits for logits, _ in read[: len(measured)]]
+        return Plan(recipe, ModelSources(model, factors=scaled), Texts(windows, expected) if measured else None)
+    probe = Probe(model, progress)
+    seen = texts or ([scaling_window(model)] if groups else [])
+    grams = calibrate(probe, seen, partial(report, "calibrate")) if seen else {}
+    scaled = factors(model, groups, squares_of(grams), COMPENSATED if texts else 1)
+    source = ModelSources(model, grams if texts else {}, scaled)
     if budget is not None:
         trial = windows[:1]  # read once for every matrix
-        choices = weigh_formats(probe, model, trial, grams, partial(report, "sensitivity"))
-        recipe = choose_formats(probe, model, choices, budget)
-    return Plan(recipe, ModelSources(model, grams), probe, windows)
+        recipe = choose_formats(
+            probe, model, weigh_formats(probe, source, trial, partial(report, "sensitivity")), budget
+        )
+    if not request.measures:
+        return Plan(recipe, source)
+    return Plan(recipe, source, Texts(windows, [probe.run(ids)[0] for ids in windows], probe.hidden))
+
+
+def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, recipe: Recipe) -> list[Group]:
+    """Columns that are worth scaling; without a recipe, whatever one may say.
+
+    Codes of more bits than compensation is for are off by little: where activations stay floats, none of it matters.
+    """
+    from llmc.compiler.driver.equalize import worth_scaling
+    from llmc.frontends.graph.build import build
+    from llmc.passes.quantize.equalize import groups
+
+    int8 = request.activations not in ("f32", "bf16") and any(target.int8_activations for target in chosen)
+
+    def rounded(name: str) -> bool:
+        format = FORMATS[recipe[name]] if recipe else None
+        coarse = isinstance(format, BlockFormat) and (int8 or format.code_bits <= COMPENSATED_BITS)
+        return coarse or not recipe
+
+    def stays(name: str) -> bool:
+        kept = model.tensors[name].kept
+        return kept is not None and (not recipe or recipe[name] == kept)
+
+    if recipe and not any(map(rounded, recipe)):
+        return []
+    return worth_scaling(groups(build(model.spec, "f32")), stays, rounded)
 
 
 def _translator_plan(request: Request, model: Any, report: Progress) -> Plan:
@@ -86,12 +118,13 @@ def _translator_plan(request: Request, model: Any, report: Progress) -> Plan:
         raise LlmcError(f"{' and '.join(wrong)}: not for a model with an encoder; choose a format with --quant")
     recipe, sources = _given(request, model), ModelSources(model)
     if not request.measures:
-        return Plan(recipe, sources, None, [])
+        return Plan(recipe, sources)
+    from llmc.compiler.driver.check import Answers
     from llmc.compiler.driver.probe import Probe
     from llmc.compiler.driver.texts import answer_lead, sample_sources
 
     probe = Probe(model, partial(report, "original"))
-    return Plan(recipe, sources, probe, sample_sources(model), answer_lead(model))
+    return Plan(recipe, sources, Answers(probe, sample_sources(model), answer_lead(model)))
 
 
 def _given(request: Request, model: Any) -> Recipe:

@@ -41,7 +41,7 @@ class Probe:
     def __init__(self, model: Any, progress: Callable[[int, int], None] | None = None) -> None:
         spec = model.spec
         target = targets.native()
-        early, late = _split(stages(lambda name: "f32"))
+        early, late = around_packing(stages(lambda name: "f32"))
         module = pipeline.run(early, build(spec, "f32"))
         self.matrices: list[Matrix] = [] if spec.encoder else matrices(module)
         module = pipeline.run(late, module if spec.encoder else record_inputs(module))
@@ -99,7 +99,7 @@ def index_arrays(ids: list[int], first_page: int, groups: int) -> tuple[list[NDA
     return [*rows, np.zeros((1, 2), np.int32), ends, *[own] * groups, places], pages
 
 
-def _split(whole: list[Stage]) -> tuple[list[Stage], list[Stage]]:
+def around_packing(whole: list[Stage]) -> tuple[list[Stage], list[Stage]]:
     """The stages before matrices are packed, and the rest."""
     first = next(i for i, stage in enumerate(whole) if stage.name == "pack_weights")
     return whole[:first], whole[first:]

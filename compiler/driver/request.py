@@ -40,6 +40,7 @@ class Request:
     recipe: Path | None = None
     activations: str = "auto"
     check: bool = False
+    equalize: bool = False
     seed: int = 0
     layer_groups: int | None = None
     tuned: Path | None = None
@@ -49,7 +50,7 @@ class Request:
 
     @property
     def measures(self) -> bool:
-        """Whether the unquantized model has to run."""
+        """Whether the result is compared with the unquantized model."""
         return self.check or self.calib is not None or self.bpw is not None or self.size is not None
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.driver.equalize import Factors
 from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode, join
 from llmc.compiler.formats.plain import pieces, tiles_of
 from llmc.passes.quantize.gptq import compensate
@@ -28,28 +29,43 @@ class ModelSources:
     """`Sources` of compiler/evaluate.py over an open model.
 
     `grams`: first weight of a matrix -> mean of x x^T of what it is multiplied with, (K, K), from calibration.
+    `factors`: weight -> what it is multiplied with, so that x is divided; `grams` are those of x as it was.
     """
 
     model: Any
     grams: Mapping[str, Gram] = field(default_factory=dict)
+    factors: Mapping[str, Factors] = field(default_factory=dict)
     _read: int = 0  # bytes since then
 
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of one weight."""
         values: NDArray[np.float32] = self.model.tensors[name].read()
         self.count(values.nbytes)
-        return values
+        return self.factors[name].onto(values) if name in self.factors else values
 
     def stacked(self, names: tuple[str, ...]) -> NDArray[np.float32]:
         """Matrices one under another."""
         return np.concatenate([self.read(name) for name in names]) if len(names) > 1 else self.read(names[0])
+
+    def unscaled(self, names: tuple[str, ...], values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What `stacked` makes these values of, (N, K)."""
+        ends = np.cumsum([self.model.tensors[name].shape[0] for name in names])[:-1]
+        parts = zip(names, np.split(values, ends), strict=True)
+        return np.concatenate([self.factors.get(name, Factors()).off(part) for name, part in parts])
+
+    def gram(self, name: str) -> Gram | None:
+        """Of what a matrix is multiplied with, as it is divided; None without calibration."""
+        gram, factors = self.grams.get(name), self.factors.get(name)
+        if gram is None or factors is None or factors.columns is None:
+            return gram
+        return gram / factors.columns / factors.columns[:, None]
 
     def quantized(self, format: BlockFormat, names: tuple[str, ...]) -> Quantized:
         """Codes and tables of matrices one under another."""
         tensors = [self.model.tensors[name] for name in names]
         if all(tensor.kept == format.name for tensor in tensors):
             return join([tensor.read_quantized() for tensor in tensors])
-        gram = self.grams.get(names[0])
+        gram = self.gram(names[0])
         if gram is None:
             return format.quantize(self.stacked(names))
         if format.code_bits <= COMPENSATED_BITS:
@@ -104,6 +120,7 @@ class ModelSources:
         for name, begin, end in runs:
             low, high = max(piece.start - first, 0), min(piece.stop - first, end - begin)
             if low < high:
-                found.append(self.model.tensors[name].read_rows(begin + low, begin + high))
+                values = self.model.tensors[name].read_rows(begin + low, begin + high)
+                found.append(self.factors[name].onto(values, begin + low) if name in self.factors else values)
             first += end - begin
         return found[0] if len(found) == 1 else np.concatenate(found)

@@ -12,7 +12,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.text_file import read_text
 from llmc.runtime.text.tokenizer import Tokenizer
 
-SAMPLE_TOKENS = 256  # of our own sample, for what is measured when no text is given
+SAMPLE_TOKENS = 256  # of a sample of ours, for what is measured when no text is given
 SOURCE_TOKENS = 64  # of one line, at most
 CALIBRATION_WINDOW = 512  # tokens
 CALIBRATION_WINDOWS = 16
@@ -20,7 +20,16 @@ CALIBRATION_WINDOWS = 16
 
 def sample_window(model: Any) -> list[int]:
     """The first tokens of a short text of ours: prose, dialogue, code, numbers, other languages."""
-    return _ids(model, _sample())[: min(SAMPLE_TOKENS, model.spec.sizes.context)]
+    return _window(model, _sample())
+
+
+def scaling_window(model: Any) -> list[int]:
+    """The same of another text, to choose scales by what is not measured on."""
+    return _window(model, _sample("sample_scaling.txt"))
+
+
+def _window(model: Any, text: str) -> list[int]:
+    return _ids(model, text)[: min(SAMPLE_TOKENS, model.spec.sizes.context)]
 
 
 def sample_sources(model: Any) -> list[list[int]]:
@@ -39,8 +48,8 @@ def answer_lead(model: Any) -> list[int]:
     return [tokens.start, *(tokens.forced or list(model.languages.values())[:1])]
 
 
-def _sample() -> str:
-    return files("llmc.compiler.driver").joinpath("sample.txt").read_text(encoding="utf-8")
+def _sample(name: str = "sample.txt") -> str:
+    return files("llmc.compiler.driver").joinpath(name).read_text(encoding="utf-8")
 
 
 def calibration_windows(model: Any, path: Path, seed: int) -> list[list[int]]:

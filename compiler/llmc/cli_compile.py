@@ -90,6 +90,12 @@ Formats, with bits per weight:
     help="Compare the result with the unquantized model (4 bytes of memory a weight).",
 )
 @click.option(
+    "--equalize/--no-equalize",
+    default=True,
+    show_default=True,
+    help="Scale columns by what a short text, or --calib, puts in front of them: rounding loses about half as much.",
+)
+@click.option(
     "--activations",
     type=click.Choice(["auto", "i8", "f32", "bf16"]),
     default="auto",

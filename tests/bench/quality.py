@@ -39,14 +39,15 @@ from rich.table import Table
 import llmc
 import llmc.targets.target as targets
 from llmc.compiler.driver.budget import choose_formats, weigh_formats
-from llmc.compiler.driver.calibrate import calibrate
+from llmc.compiler.driver.calibrate import calibrate, squares_of
 from llmc.compiler.driver.compile import write_artifact
-from llmc.compiler.driver.plan import Plan
+from llmc.compiler.driver.equalize import COMPENSATED, factors
+from llmc.compiler.driver.plan import Plan, scaled_groups
 from llmc.compiler.driver.probe import Probe
-from llmc.compiler.driver.recipe import keep, uniform
+from llmc.compiler.driver.recipe import Recipe, keep, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
-from llmc.compiler.driver.texts import calibration_windows, sample_window
+from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_window
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.formats import OFFERED
 from llmc.frontends.source import open_model
@@ -77,25 +78,33 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
     probe = Probe(model)
     calibrated = bool(asked.calibrated or asked.budgets)
     grams = calibrate(probe, text, lambda done, total: None) if calibrated else {}
-    plain, taught = ModelSources(model), ModelSources(model, grams)
-    yield Row("f32", Plan(uniform(model.spec, "f32"), plain, None, []), "f32")
+    seen = squares_of(calibrate(probe, [scaling_window(model)], lambda done, total: None))
+
+    def source(recipe: Recipe, taught: bool = False) -> ModelSources:
+        """As `llmc compile` has it, with the text or without."""
+        request = Request("", Path(), equalize=asked.equalize)
+        groups = scaled_groups(request, (targets.native(),), model, recipe) if asked.equalize else []
+        scaled = factors(model, groups, squares_of(grams) if taught else seen, COMPENSATED if taught else 1)
+        return ModelSources(model, grams if taught else {}, scaled)
+
+    exact = uniform(model.spec, "f32")
+    yield Row("f32", Plan(exact, ModelSources(model)), "f32")
     if set(keep(model).values()) != {"q8"}:
-        yield Row("kept", Plan(keep(model), plain, None, []))
-        yield from (Row(f"kept, kv {kv}", Plan(keep(model), plain, None, []), kv) for kv in ("q8", "q4"))
-    for name in asked.formats:
-        yield Row(name, Plan(uniform(model.spec, name), plain, None, []))
-    for name in asked.calibrated:
-        yield Row(name, Plan(uniform(model.spec, name), taught, None, []), calibrated=True)
+        for name, kv in (("kept", "bf16"), ("kept, kv q8", "q8"), ("kept, kv q4", "q4")):
+            yield Row(name, Plan(keep(model), source(keep(model))), kv)
+    for taught, names in ((False, asked.formats), (True, asked.calibrated)):
+        for name in names:
+            recipe = uniform(model.spec, name)
+            yield Row(name, Plan(recipe, source(recipe, taught)), calibrated=taught)
     count = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
-    if not asked.budgets:
-        return
-    for source, sample in ((plain, [sample_window(model)]), (taught, text[:1])):
-        choices = weigh_formats(probe, model, sample, source.grams, lambda done, total: None)
+    for taught in (False, True) if asked.budgets else ():
+        any_recipe, trial = source({}, taught), text[:1] if taught else [sample_window(model)]
+        choices = weigh_formats(probe, any_recipe, trial, lambda done, total: None)
         for bpw in map(float, asked.budgets):
             budget = replace(Request("", Path()), bpw=bpw).budget(count)
             assert budget is not None
             recipe = choose_formats(probe, model, choices, budget)
-            yield Row(f"mixed {bpw:g}", Plan(recipe, source, None, []), calibrated=source is taught)
+            yield Row(f"mixed {bpw:g}", Plan(recipe, any_recipe), calibrated=taught)
 
 
 def compile_rows(source: Path, folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
@@ -206,6 +215,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=OFFERED[1:])
     parser.add_argument("--calibrated", nargs="*", default=CALIBRATED, help="formats to calibrate")
     parser.add_argument("--budgets", nargs="*", default=BUDGETS, help="bits per weight of mixed recipes")
+    parser.add_argument("--equalize", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--speed", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peer", type=Path, help="rows of tests/bench/peer_formats.py")
     parser.add_argument("--output", type=Path, help="folder for MODEL.json")

@@ -18,11 +18,15 @@ def test_a_layer_at_a_time_computes_the_same(tiny_llama: Callable[..., Path]) ->
         assert runs_in_parts(model.spec)
         seen: list[tuple[int, int]] = []
         original = Original(model, lambda done, total: seen.append((done, total)))
-        got, inputs = original.run(ids)
-        expected, _ = Probe(model).run(ids)
-        again, _ = original.run(ids[:5])
+        (got, squares), (short, _) = original.run([ids, ids[:5]])
+        probe = Probe(model)
+        expected, inputs = probe.run(ids)
     np.testing.assert_array_equal(got, expected)
-    np.testing.assert_array_equal(again, expected[:5])
-    assert inputs == []
+    np.testing.assert_array_equal(short, expected[:5])
+    read = [matrix for matrix in probe.matrices if matrix.input is not None]
+    assert set(squares) == {name for matrix in read for name in matrix.sources}
+    for matrix, x in zip(read, inputs, strict=True):
+        for name in matrix.sources:
+            np.testing.assert_allclose(squares[name], np.square(x).mean(0), rtol=1e-5)
     layers = model.spec.sizes.layers
     assert seen[: layers + 2] == [(n + 1, layers + 2) for n in range(layers + 2)]

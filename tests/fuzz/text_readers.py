@@ -290,7 +290,7 @@ def _manifest(folder: Path) -> Reader:
         recipe = dict.fromkeys(model.tensors, "f32")
         weights = {"file": names[0], "chunk_bytes": 8192, "chunks": [_HASH], "order": ["a", "b"]}
         variant = {"file": names[1], "name": "a", "arch": "x86_64", "requires": ["avx2"]}
-        tree = describe_model(model, recipe, "f32", (), weights, [variant], ["step"]) | {"format": FORMAT}
+        tree = describe_model(model, recipe, False, "f32", (), weights, [variant], ["step"]) | {"format": FORMAT}
     tree["files"] = {name: {"sha256": _HASH, "bytes": 100} for name in names}
     path = folder / "manifest.json"
 

@@ -83,7 +83,7 @@ def model_calls(request: Request, report: Any) -> tuple[str, dict[str, KernelCal
         return Path(request.source).name, kernel_calls(graph_step(request)[3], plain=False)
     model = open_model(request.source, None if request.spec is None else read_spec(request.spec), report)
     try:
-        recipe = make_plan(request, model, report).recipe
+        recipe = make_plan(request, (), model, report).recipe
         kind = kv_kind(request.kv, recipe)
         _, step = planned_step(model.spec, recipe, kind, None, request.activations == "f32", report)
         return model.spec.name, kernel_calls(step)
