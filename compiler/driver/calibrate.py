@@ -36,6 +36,18 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
     return grams
 
 
+def mean_squares(probe: Probe, texts: list[list[int]]) -> list[dict[str, Squares]]:
+    """The diagonals alone, of each text by itself."""
+    read = [matrix for matrix in probe.matrices if matrix.input is not None]
+    found: list[dict[str, Squares]] = []
+    for ids in texts:
+        _, inputs = probe.run(ids)
+        found.append({})
+        for matrix, x in zip(read, inputs, strict=True):
+            found[-1] |= dict.fromkeys(matrix.sources, np.square(x).mean(0))
+    return found
+
+
 def squares_of(grams: dict[str, Gram]) -> dict[str, Squares]:
     """The mean squares (K,) among them."""
     return {name: np.ascontiguousarray(gram.diagonal()) for name, gram in grams.items()}

@@ -5,11 +5,14 @@ times s by e, e^2 ~ sum_k w_k^2 s_k^2, of x over s likewise. Weights and what is
 off by sum_k (a_k / s_k)^2 * sum_k (w_k s_k)^2, a_k^2 the mean square of x_k and w_k^2 that of the column, which is
 least where s_k^2 = a_k / w_k (Cauchy-Schwarz). Then a column is as large as what it is multiplied with.
 passes/quantize/equalize.py says which columns can be scaled, and what is divided.
+
+How large x_k is may be the text's doing and not the model's, as with random weights, where scaling by it would do harm.
+So texts are compared: of what columns differ by, only what texts have in common counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,18 +58,20 @@ def worth_scaling(groups: Iterable[Group], stays: Callable[[str], bool], rounded
     return [group for group in groups if any(map(rounded, group.matrices)) and not any(map(stays, group.weights))]
 
 
-def factors(model: Any, groups: Iterable[Group], squares: Mapping[str, F32], strength: float = 1) -> dict[str, Factors]:
+def factors(
+    model: Any, groups: Iterable[Group], seen: Sequence[Mapping[str, F32]], strength: float = 1
+) -> dict[str, Factors]:
     """Weight -> what it is multiplied with.
 
-    `squares`: matrix -> mean squares (K,) of what its columns are multiplied with. `strength` 1 is what loses least by
-    rounding each number for itself, 0 scales nothing.
+    `seen`: of each text, matrix -> mean squares (K,) of what its columns are multiplied with. `strength` 1 is what
+    loses least by rounding each number for itself, 0 scales nothing.
     """
     found: dict[str, Factors] = {}
     for group in groups:
-        square = squares.get(group.matrices[0])
-        if square is None:
+        squares = [text[group.matrices[0]] for text in seen if group.matrices[0] in text]
+        if not squares:
             continue
-        made = _scales(model, group, square.astype(np.float64)) ** strength
+        made = _scales(model, group, squares) ** strength
         columns, rows = made[group.made_by].astype(np.float32), (1 / made).astype(np.float32)
         for name in group.matrices:
             found[name] = Factors(found.get(name, Factors()).rows, columns)
@@ -75,20 +80,30 @@ def factors(model: Any, groups: Iterable[Group], squares: Mapping[str, F32], str
     return found
 
 
-def _scales(model: Any, group: Group, square: F64) -> F64:
+def _scales(model: Any, group: Group, squares: Sequence[F32]) -> F64:
     """(F,) for what makes the columns: the square root of what these are multiplied with over their own size."""
-    count = int(group.made_by.max()) + 1
     own = np.sum([_column_squares(model.tensors[name]) for name in group.matrices], axis=0)
-    read, own = (_not_less(np.bincount(group.made_by, each, count).astype(np.float64)) for each in (square, own))
-    scales = np.sqrt(np.sqrt(read / own))
+    read = _agreed(np.stack([_by_maker(group, each) for each in squares]))
+    scales = np.sqrt(np.sqrt(read / _by_maker(group, own)))
     scales /= np.exp(np.log(scales).mean())
     return np.clip(scales, 1 / REACH, REACH)
 
 
-def _not_less(squares: F64) -> F64:
-    """The squares, none far below the usual one."""
-    usual = float(np.median(squares)) or float(squares.mean()) or 1.0
-    return np.maximum(squares, LEAST**2 * usual)
+def _by_maker(group: Group, squares: NDArray[Any]) -> F64:
+    """(F,) sums of squares (K,), none far below the usual one."""
+    sums = np.bincount(group.made_by, squares).astype(np.float64)
+    usual = float(np.median(sums)) or float(sums.mean()) or 1.0
+    return np.maximum(sums, LEAST**2 * usual)
+
+
+def _agreed(squares: F64) -> F64:
+    """(texts, F) -> (F,): their means, drawn together by as much of their spread as is between texts."""
+    mean = np.log(squares.mean(0))
+    logs = np.log(squares)
+    noise = logs.var(0, ddof=1).mean() / len(logs) if len(logs) > 1 else 0.0
+    spread = mean.var()
+    share = max(0.0, 1 - noise / spread) if spread > 0 else 1.0
+    return np.asarray(np.exp(mean.mean() + share * (mean - mean.mean())))
 
 
 def _column_squares(tensor: Any) -> F64:

@@ -54,27 +54,29 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     if not request.measures and not groups:
         return Plan(recipe, ModelSources(model))
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
-    from llmc.compiler.driver.calibrate import calibrate, squares_of
+    from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
     from llmc.compiler.driver.check import Texts
     from llmc.compiler.driver.equalize import COMPENSATED, factors
     from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
-    from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_window
+    from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_windows
 
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
     progress = partial(report, "original")
     if not texts and budget is None and runs_in_parts(model.spec):
-        measured, scaling = windows if request.measures else [], [scaling_window(model)] if groups else []
+        measured, scaling = windows if request.measures else [], scaling_windows(model) if groups else []
         read = Original(model, progress).run([*measured, *scaling])
-        scaled = factors(model, groups, read[-1][1])
+        scaled = factors(model, groups, [squares for _, squares in read[len(measured) :]])
         expected = [logits for logits, _ in read[: len(measured)]]
         return Plan(recipe, ModelSources(model, factors=scaled), Texts(windows, expected) if measured else None)
     probe = Probe(model, progress)
-    seen = texts or ([scaling_window(model)] if groups else [])
-    grams = calibrate(probe, seen, partial(report, "calibrate")) if seen else {}
-    scaled = factors(model, groups, squares_of(grams), COMPENSATED if texts else 1)
-    source = ModelSources(model, grams if texts else {}, scaled)
+    grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
+    if texts or not groups:
+        scaled = factors(model, groups, [squares_of(grams)], COMPENSATED)
+    else:
+        scaled = factors(model, groups, mean_squares(probe, scaling_windows(model)))
+    source = ModelSources(model, grams, scaled)
     if budget is not None:
         trial = windows[:1]  # read once for every matrix
         recipe = choose_formats(

@@ -13,6 +13,7 @@ from llmc.compiler.text_file import read_text
 from llmc.runtime.text.tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 256  # of a sample of ours, for what is measured when no text is given
+SCALING_TEXTS = 2  # of so many tokens together
 SOURCE_TOKENS = 64  # of one line, at most
 CALIBRATION_WINDOW = 512  # tokens
 CALIBRATION_WINDOWS = 16
@@ -23,13 +24,16 @@ def sample_window(model: Any) -> list[int]:
     return _window(model, _sample())
 
 
-def scaling_window(model: Any) -> list[int]:
-    """The same of another text, to choose scales by what is not measured on."""
-    return _window(model, _sample("sample_scaling.txt"))
+def scaling_windows(model: Any) -> list[list[int]]:
+    """Parts of another one, each by itself, to choose scales by what is not measured on."""
+    paragraphs = _sample("sample_scaling.txt").split("\n\n")
+    step = -(-len(paragraphs) // SCALING_TEXTS)
+    parts = ["\n\n".join(paragraphs[at : at + step]) for at in range(0, len(paragraphs), step)]
+    return [_window(model, part, SAMPLE_TOKENS // SCALING_TEXTS) for part in parts]
 
 
-def _window(model: Any, text: str) -> list[int]:
-    return _ids(model, text)[: min(SAMPLE_TOKENS, model.spec.sizes.context)]
+def _window(model: Any, text: str, tokens: int = SAMPLE_TOKENS) -> list[int]:
+    return _ids(model, text)[: min(tokens, model.spec.sizes.context)]
 
 
 def sample_sources(model: Any) -> list[list[int]]:

@@ -39,7 +39,7 @@ from rich.table import Table
 import llmc
 import llmc.targets.target as targets
 from llmc.compiler.driver.budget import choose_formats, weigh_formats
-from llmc.compiler.driver.calibrate import calibrate, squares_of
+from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
 from llmc.compiler.driver.compile import write_artifact
 from llmc.compiler.driver.equalize import COMPENSATED, factors
 from llmc.compiler.driver.plan import Plan, scaled_groups
@@ -47,7 +47,7 @@ from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.recipe import Recipe, keep, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
-from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_window
+from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_windows
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.formats import OFFERED
 from llmc.frontends.source import open_model
@@ -78,13 +78,13 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
     probe = Probe(model)
     calibrated = bool(asked.calibrated or asked.budgets)
     grams = calibrate(probe, text, lambda done, total: None) if calibrated else {}
-    seen = squares_of(calibrate(probe, [scaling_window(model)], lambda done, total: None))
+    seen = mean_squares(probe, scaling_windows(model))
 
     def source(recipe: Recipe, taught: bool = False) -> ModelSources:
         """As `llmc compile` has it, with the text or without."""
         request = Request("", Path(), equalize=asked.equalize)
         groups = scaled_groups(request, (targets.native(),), model, recipe) if asked.equalize else []
-        scaled = factors(model, groups, squares_of(grams) if taught else seen, COMPENSATED if taught else 1)
+        scaled = factors(model, groups, [squares_of(grams)] if taught else seen, COMPENSATED if taught else 1)
         return ModelSources(model, grams if taught else {}, scaled)
 
     exact = uniform(model.spec, "f32")

@@ -39,7 +39,7 @@ class _Matrix:
 
 def _factors(weight: np.ndarray, square: np.ndarray, made_by: np.ndarray, strength: float = 1) -> dict[str, Factors]:
     model = SimpleNamespace(tensors={"w": _Matrix(weight)})
-    return factors(model, [Group(("w",), ("norm",), ("rows",), made_by)], {"w": square}, strength)
+    return factors(model, [Group(("w",), ("norm",), ("rows",), made_by)], [{"w": square}], strength)
 
 
 def _loss(weight: np.ndarray, square: np.ndarray, scales: np.ndarray) -> float:
@@ -174,5 +174,5 @@ def test_what_a_file_has_quantized_stays(smollm2_gguf: Path) -> None:
         found = _groups(model, uniform(model.spec, "c4"))
         assert len(found) == 4 * model.spec.sizes.layers
         seen = {group.matrices[0]: np.ones(len(group.made_by), np.float32) for group in found}
-        scaled = ModelSources(model, factors=factors(model, found, seen))
+        scaled = ModelSources(model, factors=factors(model, found, [seen]))
         assert not np.array_equal(scaled.read("layers.0.v"), ModelSources(model).read("layers.0.v"))
