@@ -95,8 +95,7 @@ def _choices(source: ModelSources, matrix: Matrix, trial_loss: float) -> list[Ch
     """What each candidate would cost and lose for one matrix."""
     weight = source.stacked(matrix.sources)
     rows = weight[:: max(1, len(weight) // SAMPLE_ROWS)]
-    gram = source.gram(matrix.sources[0])
-    importance = None if gram is None else np.ascontiguousarray(gram.diagonal())
+    importance = source.importance(matrix.sources[0])
 
     def error(name: str) -> float:
         format = block_format(name)

@@ -58,20 +58,39 @@ def worth_scaling(groups: Iterable[Group], stays: Callable[[str], bool], rounded
     return [group for group in groups if any(map(rounded, group.matrices)) and not any(map(stays, group.weights))]
 
 
-def factors(
-    model: Any, groups: Iterable[Group], seen: Sequence[Mapping[str, F32]], strength: float = 1
-) -> dict[str, Factors]:
+def common(texts: Sequence[Mapping[str, F32]]) -> dict[str, F32]:
+    """Matrix -> mean squares (K,) over several texts, drawn together by as much as these do not agree on."""
+    return {name: _agreed([_not_less(text[name].astype(np.float64)) for text in texts]) for name in texts[0]}
+
+
+def _agreed(squares: list[F64]) -> F32:
+    """Of what means differ by, the share that is no more than chance is between columns of each text alone."""
+    mean, logs = np.log(np.mean(squares, axis=0)), np.log(squares)
+    chance, spread = float(logs.var(0, ddof=1).mean()) / len(logs), float(mean.var())
+    share = max(0.0, 1 - chance / spread) if spread > 0 else 0.0
+    return np.exp(mean.mean() + share * (mean - mean.mean())).astype(np.float32)
+
+
+def for_groups(squares: Mapping[str, F32], groups: Iterable[Group]) -> dict[str, F32]:
+    """The squares, and those of matrices of experts: of all that others of a group are multiplied with."""
+    found = dict(squares)
+    for group in groups:
+        known = [name for name in group.matrices if name in squares]
+        found |= {name: squares[known[0]] for name in group.matrices if known and name not in squares}
+    return found
+
+
+def factors(model: Any, groups: Iterable[Group], squares: Mapping[str, F32], strength: float = 1) -> dict[str, Factors]:
     """Weight -> what it is multiplied with.
 
-    `seen`: of each text, matrix -> mean squares (K,) of what its columns are multiplied with. `strength` 1 is what
-    loses least by rounding each number for itself, 0 scales nothing.
+    `squares`: matrix -> mean squares (K,) of what its columns are multiplied with. `strength` 1 is what loses least by
+    rounding each number for itself, 0 scales nothing.
     """
     found: dict[str, Factors] = {}
     for group in groups:
-        squares = [text[group.matrices[0]] for text in seen if group.matrices[0] in text]
-        if not squares:
+        if group.matrices[0] not in squares:
             continue
-        made = _scales(model, group, squares) ** strength
+        made = _scales(model, group, squares[group.matrices[0]]) ** strength
         columns, rows = made[group.made_by].astype(np.float32), (1 / made).astype(np.float32)
         for name in group.matrices:
             found[name] = Factors(found.get(name, Factors()).rows, columns)
@@ -80,30 +99,22 @@ def factors(
     return found
 
 
-def _scales(model: Any, group: Group, squares: Sequence[F32]) -> F64:
+def _scales(model: Any, group: Group, square: F32) -> F64:
     """(F,) for what makes the columns: the square root of what these are multiplied with over their own size."""
     own = np.sum([_column_squares(model.tensors[name]) for name in group.matrices], axis=0)
-    read = _agreed(np.stack([_by_maker(group, each) for each in squares]))
-    scales = np.sqrt(np.sqrt(read / _by_maker(group, own)))
+    scales = np.sqrt(np.sqrt(_by_maker(group, square) / _by_maker(group, own)))
     scales /= np.exp(np.log(scales).mean())
     return np.clip(scales, 1 / REACH, REACH)
 
 
 def _by_maker(group: Group, squares: NDArray[Any]) -> F64:
     """(F,) sums of squares (K,), none far below the usual one."""
-    sums = np.bincount(group.made_by, squares).astype(np.float64)
-    usual = float(np.median(sums)) or float(sums.mean()) or 1.0
-    return np.maximum(sums, LEAST**2 * usual)
+    return _not_less(np.bincount(group.made_by, squares).astype(np.float64))
 
 
-def _agreed(squares: F64) -> F64:
-    """(texts, F) -> (F,): their means, drawn together by as much of their spread as is between texts."""
-    mean = np.log(squares.mean(0))
-    logs = np.log(squares)
-    noise = logs.var(0, ddof=1).mean() / len(logs) if len(logs) > 1 else 0.0
-    spread = mean.var()
-    share = max(0.0, 1 - noise / spread) if spread > 0 else 1.0
-    return np.asarray(np.exp(mean.mean() + share * (mean - mean.mean())))
+def _not_less(squares: F64) -> F64:
+    usual = float(np.median(squares)) or float(squares.mean()) or 1.0
+    return np.maximum(squares, LEAST**2 * usual)
 
 
 def _column_squares(tensor: Any) -> F64:

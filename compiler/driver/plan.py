@@ -56,7 +56,7 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
     from llmc.compiler.driver.check import Texts
-    from llmc.compiler.driver.equalize import COMPENSATED, factors
+    from llmc.compiler.driver.equalize import COMPENSATED, common, factors, for_groups
     from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
     from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_windows
@@ -67,16 +67,15 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     if not texts and budget is None and runs_in_parts(model.spec):
         measured, scaling = windows if request.measures else [], scaling_windows(model) if groups else []
         read = Original(model, progress).run([*measured, *scaling])
-        scaled = factors(model, groups, [squares for _, squares in read[len(measured) :]])
+        squares = for_groups(common([each for _, each in read[len(measured) :]]), groups) if groups else {}
+        source = ModelSources(model, {}, squares, factors(model, groups, squares))
         expected = [logits for logits, _ in read[: len(measured)]]
-        return Plan(recipe, ModelSources(model, factors=scaled), Texts(windows, expected) if measured else None)
+        return Plan(recipe, source, Texts(windows, expected) if measured else None)
     probe = Probe(model, progress)
     grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
-    if texts or not groups:
-        scaled = factors(model, groups, [squares_of(grams)], COMPENSATED)
-    else:
-        scaled = factors(model, groups, mean_squares(probe, scaling_windows(model)))
-    source = ModelSources(model, grams, scaled)
+    seen = common(mean_squares(probe, scaling_windows(model))) if groups and not texts else squares_of(grams)
+    squares = for_groups(seen, groups)
+    source = ModelSources(model, grams, squares, factors(model, groups, squares, COMPENSATED if texts else 1))
     if budget is not None:
         trial = windows[:1]  # read once for every matrix
         recipe = choose_formats(

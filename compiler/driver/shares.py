@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.driver.sources import ModelSources, Run
+from llmc.compiler.driver.sources import F32, ModelSources, Run
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode
 
@@ -39,7 +39,8 @@ class ShareSources:
             return self.whole.pack(format, names)
         if self.whole.in_pieces(kind, names):
             ranges = _columns(shares)
-            pack = kind.pack if ranges is None else partial(_packed_columns, kind, ranges)
+            importance = self.whole.importance(names[0])
+            pack = partial(_packed_columns, kind, ranges or ((0, shares[0].whole[1]),), importance)
             return self.whole.packed_in_pieces(kind, _runs(shares), shares[0].shape[1], pack)
         rows, columns = sum(share.shape[0] for share in shares), shares[0].shape[1]
         if isinstance(kind, BlockFormat):
@@ -69,14 +70,16 @@ def _rows(shares: list[WeightShare]) -> NDArray[np.int64]:
     return np.concatenate(found)
 
 
-def _packed_columns(kind: Format, ranges: Ranges, values: NDArray[np.float32]) -> NDArray[Any]:
+def _packed_columns(kind: Format, ranges: Ranges, importance: F32 | None, values: F32) -> NDArray[Any]:
     """Columns of rows packed, with the codes that the rows as a whole have, if these can be cut so."""
     rows, columns = values.shape
-    if isinstance(kind, BlockFormat):
-        quantized = _taken(kind.quantize(values), kind, np.arange(rows), ranges, columns)
-        if quantized is not None:
-            return encode(kind, quantized, rows, sum(end - begin for begin, end in ranges))
-    return kind.pack(np.concatenate([values[:, begin:end] for begin, end in ranges], axis=1))
+    taken = np.concatenate([np.arange(begin, end) for begin, end in ranges])
+    if not isinstance(kind, BlockFormat):
+        return kind.pack(values[:, taken])
+    quantized = _taken(kind.quantize(values, importance), kind, np.arange(rows), ranges, columns)
+    if quantized is not None:
+        return encode(kind, quantized, rows, len(taken))
+    return kind.pack(values[:, taken], None if importance is None else importance[taken])
 
 
 def _columns(shares: list[WeightShare]) -> Ranges | None:

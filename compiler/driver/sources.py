@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from llmc.passes.quantize.gptq import compensate
 
 COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 
-Gram = NDArray[np.float32]
+F32 = NDArray[np.float32]
+Gram = F32
 Run = tuple[str, int, int]  # a weight, the first of some rows of it, and the one after the last
 Pack = Callable[[NDArray[np.float32]], NDArray[Any]]  # rows -> packed ones
 
@@ -29,11 +31,13 @@ class ModelSources:
     """`Sources` of compiler/evaluate.py over an open model.
 
     `grams`: first weight of a matrix -> mean of x x^T of what it is multiplied with, (K, K), from calibration.
-    `factors`: weight -> what it is multiplied with, so that x is divided; `grams` are those of x as it was.
+    `squares`: weight -> mean squares of that, (K,), which weigh errors of columns where there are no `grams`.
+    `factors`: weight -> what it is multiplied with, so that x is divided; both others are those of x as it was.
     """
 
     model: Any
     grams: Mapping[str, Gram] = field(default_factory=dict)
+    squares: Mapping[str, F32] = field(default_factory=dict)
     factors: Mapping[str, Factors] = field(default_factory=dict)
     _read: int = 0  # bytes since then
 
@@ -55,10 +59,16 @@ class ModelSources:
 
     def gram(self, name: str) -> Gram | None:
         """Of what a matrix is multiplied with, as it is divided; None without calibration."""
-        gram, factors = self.grams.get(name), self.factors.get(name)
-        if gram is None or factors is None or factors.columns is None:
-            return gram
-        return gram / factors.columns / factors.columns[:, None]
+        gram, columns = self.grams.get(name), self.factors.get(name, Factors()).columns
+        return gram if gram is None or columns is None else gram / columns / columns[:, None]
+
+    def importance(self, name: str) -> F32 | None:
+        """(K,) how much an error in a column of a matrix counts; None for all alike."""
+        gram, squares = self.gram(name), self.squares.get(name)
+        if gram is not None:
+            return np.ascontiguousarray(gram.diagonal())
+        columns = self.factors.get(name, Factors()).columns
+        return squares if squares is None or columns is None else squares / columns**2
 
     def quantized(self, format: BlockFormat, names: tuple[str, ...]) -> Quantized:
         """Codes and tables of matrices one under another."""
@@ -66,11 +76,9 @@ class ModelSources:
         if all(tensor.kept == format.name for tensor in tensors):
             return join([tensor.read_quantized() for tensor in tensors])
         gram = self.gram(names[0])
-        if gram is None:
-            return format.quantize(self.stacked(names))
-        if format.code_bits <= COMPENSATED_BITS:
+        if gram is not None and format.code_bits <= COMPENSATED_BITS:
             return compensate(self.stacked(names), format, gram)
-        return format.quantize(self.stacked(names), np.ascontiguousarray(gram.diagonal()))
+        return format.quantize(self.stacked(names), self.importance(names[0]))
 
     def count(self, count: int) -> None:
         """So many bytes were read."""
@@ -84,7 +92,9 @@ class ModelSources:
         kind = FORMATS[format]
         if self.in_pieces(kind, names):
             runs = [(name, 0, self.model.tensors[name].shape[0]) for name in names]
-            return self.packed_in_pieces(kind, runs, self.model.tensors[names[0]].shape[1], kind.pack)
+            importance = self.importance(names[0])
+            pack = partial(kind.pack, importance=importance) if isinstance(kind, BlockFormat) else kind.pack
+            return self.packed_in_pieces(kind, runs, self.model.tensors[names[0]].shape[1], pack)
         if not isinstance(kind, BlockFormat):
             return kind.pack(self.stacked(names))
         quantized = self.quantized(kind, names)

@@ -150,11 +150,11 @@ class BlockFormat:
         some = pieces(rows, columns, _ROTATED_AT_ONCE)
         return join([self.quantizer(rotate_rows(weight[piece]), self, importance) for piece in some])
 
-    def pack(self, weight: F32) -> Array:
-        """(N, K) float32 -> the packed tensor."""
+    def pack(self, weight: F32, importance: F32 | None = None) -> Array:
+        """(N, K) float32 -> the packed tensor; `importance` as for `quantize`."""
         from llmc.compiler.formats.layout import encode
 
-        return encode(self, self.quantize(weight), *weight.shape)
+        return encode(self, self.quantize(weight, importance), *weight.shape)
 
     def unpack(self, packed: Array, rows: int, columns: int) -> F32:
         """The packed tensor -> (N, K) float32."""

@@ -41,7 +41,7 @@ import llmc.targets.target as targets
 from llmc.compiler.driver.budget import choose_formats, weigh_formats
 from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
 from llmc.compiler.driver.compile import write_artifact
-from llmc.compiler.driver.equalize import COMPENSATED, factors
+from llmc.compiler.driver.equalize import COMPENSATED, common, factors
 from llmc.compiler.driver.plan import Plan, scaled_groups
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.recipe import Recipe, keep, uniform
@@ -78,14 +78,15 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
     probe = Probe(model)
     calibrated = bool(asked.calibrated or asked.budgets)
     grams = calibrate(probe, text, lambda done, total: None) if calibrated else {}
-    seen = mean_squares(probe, scaling_windows(model))
+    seen = common(mean_squares(probe, scaling_windows(model))) if asked.equalize else {}
 
     def source(recipe: Recipe, taught: bool = False) -> ModelSources:
         """As `llmc compile` has it, with the text or without."""
         request = Request("", Path(), equalize=asked.equalize)
         groups = scaled_groups(request, (targets.native(),), model, recipe) if asked.equalize else []
-        scaled = factors(model, groups, [squares_of(grams)] if taught else seen, COMPENSATED if taught else 1)
-        return ModelSources(model, grams if taught else {}, scaled)
+        squares = squares_of(grams) if taught else seen
+        scaled = factors(model, groups, squares, COMPENSATED if taught else 1)
+        return ModelSources(model, grams if taught else {}, squares, scaled)
 
     exact = uniform(model.spec, "f32")
     yield Row("f32", Plan(exact, ModelSources(model)), "f32")

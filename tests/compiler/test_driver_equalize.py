@@ -16,11 +16,12 @@ from safetensors.numpy import load_file, save_file
 import llmc
 import llmc.targets.target as targets
 from llmc.compiler.driver import compile_model
-from llmc.compiler.driver.equalize import LEAST, REACH, Factors, factors
+from llmc.compiler.driver.equalize import LEAST, REACH, Factors, common, factors, for_groups
 from llmc.compiler.driver.plan import scaled_groups
 from llmc.compiler.driver.recipe import keep, uniform
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.formats import FORMATS
 from llmc.frontends.source import open_model
 from llmc.passes.quantize.equalize import Group
 
@@ -39,7 +40,7 @@ class _Matrix:
 
 def _factors(weight: np.ndarray, square: np.ndarray, made_by: np.ndarray, strength: float = 1) -> dict[str, Factors]:
     model = SimpleNamespace(tensors={"w": _Matrix(weight)})
-    return factors(model, [Group(("w",), ("norm",), ("rows",), made_by)], [{"w": square}], strength)
+    return factors(model, [Group(("w",), ("norm",), ("rows",), made_by)], {"w": square}, strength)
 
 
 def _loss(weight: np.ndarray, square: np.ndarray, scales: np.ndarray) -> float:
@@ -174,5 +175,43 @@ def test_what_a_file_has_quantized_stays(smollm2_gguf: Path) -> None:
         found = _groups(model, uniform(model.spec, "c4"))
         assert len(found) == 4 * model.spec.sizes.layers
         seen = {group.matrices[0]: np.ones(len(group.made_by), np.float32) for group in found}
-        scaled = ModelSources(model, factors=factors(model, found, [seen]))
+        scaled = ModelSources(model, factors=factors(model, found, seen))
         assert not np.array_equal(scaled.read("layers.0.v"), ModelSources(model).read("layers.0.v"))
+
+
+def test_what_texts_do_not_agree_on_does_not_count() -> None:
+    random = np.random.default_rng(5)
+    own = np.exp(random.normal(0, 1, 512))  # the model's
+    texts = [{"w": (own * np.exp(random.normal(0, 0.2, 512))).astype(np.float32)} for _ in range(2)]
+    agreed = np.log(common(texts)["w"])
+    assert agreed.std() == pytest.approx(1, abs=0.1)
+    chance = [{"w": np.exp(random.normal(3, 1, 512)).astype(np.float32)} for _ in range(2)]
+    assert np.log(common(chance)["w"]).std() < 0.15
+    alike = common([{"w": np.full(9, 4, np.float32)}] * 2)["w"]
+    np.testing.assert_allclose(alike, 4, rtol=1e-6)
+
+
+def test_experts_are_scaled_by_what_their_router_reads() -> None:
+    groups = [Group(("router", "experts.gate"), ("norm",), (), np.arange(2))]
+    square = np.array([1, 2], np.float32)
+    assert for_groups({"router": square, "o": square}, groups)["experts.gate"] is square
+    assert not for_groups({}, groups)
+
+
+def test_errors_of_columns_count_by_what_they_are_multiplied_with(tiny_llama: Callable[..., Path]) -> None:
+    random = np.random.default_rng(6)
+    with open_model(tiny_llama()) as model:
+        columns = model.tensors["layers.0.q"].shape[1]
+        square = np.exp(random.normal(0, 2, columns)).astype(np.float32)
+        squares = dict.fromkeys(("layers.0.q", "layers.0.k", "layers.0.v"), square)
+        scaled = {name: Factors(None, np.full(columns, 2, np.float32)) for name in squares}
+        weighed = ModelSources(model, squares=squares)
+        names, weight = tuple(squares), weighed.stacked(tuple(squares))
+
+        def loss(source: ModelSources) -> float:
+            back = FORMATS["c4"].unpack(source.pack("c4", names), *weight.shape)
+            return float(((source.unscaled(names, back) - weight) ** 2 * square).sum())
+
+        alike = loss(ModelSources(model))
+        assert loss(weighed) < 0.8 * alike
+        assert loss(ModelSources(model, squares=squares, factors=scaled)) < 0.8 * alike
