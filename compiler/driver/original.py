@@ -16,7 +16,7 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
-from llmc.compiler.driver.probe import around_packing, index_arrays
+from llmc.compiler.driver.probe import around_packing, index_arrays, use_all_cpus
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
@@ -73,6 +73,7 @@ class Original:
 
         A part's weights are in memory while all texts pass through it.
         """
+        use_all_cpus()
         readings = [self._begun(ids) for ids in texts]
         for number, name in enumerate(self._names):
             weights = self._weights(name)

@@ -26,6 +26,8 @@ from llmc.passes import lift_weights
 from llmc.passes.matrices import Matrix, matrices
 from llmc.passes.pipeline import stages
 from llmc.passes.quantize.record_inputs import record_inputs
+from llmc.runtime.loading.cpu import default_threads
+from llmc.runtime.loading.library import set_most_threads, use_threads
 from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
 
@@ -66,6 +68,7 @@ class Probe:
 
         `source`: in a model with an encoder, the ids that the text is an answer to.
         """
+        use_all_cpus()
         index, pages = index_arrays(ids, 0, self._groups)
         sources, more = index_arrays(source or [], pages, 1)
         kv = [tvm.runtime.tensor(np.zeros((pages + more, *self._page), np.float32)) for _ in range(self._layers)]
@@ -86,6 +89,13 @@ class Probe:
             yield
         finally:
             self._weights[place] = original
+
+
+def use_all_cpus() -> None:
+    """Kernels called from this thread run on as many as the process may use; TVM would take half of them."""
+    threads = default_threads()
+    set_most_threads(threads)
+    use_threads(threads)
 
 
 def index_arrays(ids: list[int], first_page: int, groups: int) -> tuple[list[NDArray[np.int32]], int]:
