@@ -59,8 +59,12 @@ def worth_scaling(groups: Iterable[Group], stays: Callable[[str], bool], rounded
 
 
 def common(texts: Sequence[Mapping[str, F32]]) -> dict[str, F32]:
-    """Matrix -> mean squares (K,) over several texts, drawn together by as much as these do not agree on."""
-    return {name: _agreed([_not_less(text[name].astype(np.float64)) for text in texts]) for name in texts[0]}
+    """Matrix -> mean squares (K,) over several texts, drawn together by as much as these do not agree on.
+
+    Without matrices that are multiplied with what is no number.
+    """
+    names = [name for name in texts[0] if all(np.isfinite(text[name]).all() for text in texts)]
+    return {name: _agreed([_not_less(text[name].astype(np.float64)) for text in texts]) for name in names}
 
 
 def _agreed(squares: list[F64]) -> F32:
@@ -113,6 +117,7 @@ def _by_maker(group: Group, squares: NDArray[Any]) -> F64:
 
 
 def _not_less(squares: F64) -> F64:
+    """The squares, none far below the usual one."""
     usual = float(np.median(squares)) or float(squares.mean()) or 1.0
     return np.maximum(squares, LEAST**2 * usual)
 

@@ -18,6 +18,7 @@ from llmc.compiler.spec import weight_count
 from llmc.targets.target import AnyTarget, cpu_flags
 
 if TYPE_CHECKING:
+    from llmc.compiler.driver.budget import Budget
     from llmc.compiler.driver.check import Answers, Loss, Texts
     from llmc.passes.quantize.equalize import Group
 
@@ -53,37 +54,54 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     groups = scaled_groups(request, chosen, model, recipe) if request.equalize else []
     if not request.measures and not groups:
         return Plan(recipe, ModelSources(model))
+    from llmc.compiler.driver.original import runs_in_parts
+    from llmc.compiler.driver.texts import calibration_windows, sample_window
+
+    texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
+    windows = (texts[:CHECK_WINDOWS] or [sample_window(model)]) if request.measures else []
+    if not texts and budget is None and runs_in_parts(model.spec):
+        return _read_in_parts(model, recipe, groups, windows, report)
+    return _read_whole(model, recipe, budget, groups, texts, windows, report)
+
+
+def _read_in_parts(model: Any, recipe: Recipe, groups: list[Group], windows: list[list[int]], report: Progress) -> Plan:
+    """The plan of a model whose formats are given, which reads all texts with one layer in memory."""
+    from llmc.compiler.driver.check import Texts
+    from llmc.compiler.driver.equalize import common, factors, for_groups
+    from llmc.compiler.driver.original import Original
+    from llmc.compiler.driver.texts import scaling_windows
+
+    scaling = scaling_windows(model) if groups else []
+    read = Original(model, partial(report, "original")).run([*windows, *scaling])
+    squares = for_groups(common([each for _, each in read[len(windows) :]]), groups) if groups else {}
+    source = ModelSources(model, squares=squares, factors=factors(model, groups, squares))
+    expected = [logits for logits, _ in read[: len(windows)]]
+    return Plan(recipe, source, Texts(windows, expected) if windows else None)
+
+
+def _read_whole(
+    model: Any, recipe: Recipe, budget: Budget | None, groups: list[Group], texts: list[list[int]],
+    windows: list[list[int]], report: Progress,
+) -> Plan:  # fmt: skip
+    """The plan of a model that is in memory while it reads: for calibration, and where formats are to be found."""
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
     from llmc.compiler.driver.check import Texts
     from llmc.compiler.driver.equalize import COMPENSATED, common, factors, for_groups
-    from llmc.compiler.driver.original import Original, runs_in_parts
     from llmc.compiler.driver.probe import Probe
-    from llmc.compiler.driver.texts import calibration_windows, sample_window, scaling_windows
+    from llmc.compiler.driver.texts import scaling_windows
 
-    texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
-    windows = texts[:CHECK_WINDOWS] or [sample_window(model)]
-    progress = partial(report, "original")
-    if not texts and budget is None and runs_in_parts(model.spec):
-        measured, scaling = windows if request.measures else [], scaling_windows(model) if groups else []
-        read = Original(model, progress).run([*measured, *scaling])
-        squares = for_groups(common([each for _, each in read[len(measured) :]]), groups) if groups else {}
-        source = ModelSources(model, {}, squares, factors(model, groups, squares))
-        expected = [logits for logits, _ in read[: len(measured)]]
-        return Plan(recipe, source, Texts(windows, expected) if measured else None)
-    probe = Probe(model, progress)
+    probe = Probe(model, partial(report, "original"))
     grams = calibrate(probe, texts, partial(report, "calibrate")) if texts else {}
     seen = common(mean_squares(probe, scaling_windows(model))) if groups and not texts else squares_of(grams)
     squares = for_groups(seen, groups)
     source = ModelSources(model, grams, squares, factors(model, groups, squares, COMPENSATED if texts else 1))
     if budget is not None:
         trial = windows[:1]  # read once for every matrix
-        recipe = choose_formats(
-            probe, model, weigh_formats(probe, source, trial, partial(report, "sensitivity")), budget
-        )
-    if not request.measures:
-        return Plan(recipe, source)
-    return Plan(recipe, source, Texts(windows, [probe.run(ids)[0] for ids in windows], probe.hidden))
+        choices = weigh_formats(probe, source, trial, partial(report, "sensitivity"))
+        recipe = choose_formats(probe, model, choices, budget)
+    expected = [probe.run(ids)[0] for ids in windows]
+    return Plan(recipe, source, Texts(windows, expected, probe.hidden) if windows else None)
 
 
 def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, recipe: Recipe) -> list[Group]:

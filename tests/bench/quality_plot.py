@@ -22,6 +22,7 @@ NAMES = {
 # kind -> which rows, how they look
 GROUPS = {
     "codebooks (ours)": (lambda r: not r.get("peer") and r["name"][0] == "c", "o", "#1f77b4"),
+    "rotated (ours)": (lambda r: not r.get("peer") and r["name"][0] == "r", "v", "#8c4fb8"),
     "mixed to a budget (ours)": (lambda r: r["name"].startswith("mixed"), "D", "#17a06b"),
     "even steps (the lead seed's)": (lambda r: not r.get("peer") and r["name"][0] == "q", "s", "#999999"),
     "llama.cpp": (lambda r: bool(r.get("peer")), "^", "#d62728"),

@@ -187,6 +187,7 @@ def test_what_texts_do_not_agree_on_does_not_count() -> None:
     assert agreed.std() == pytest.approx(1, abs=0.1)
     chance = [{"w": np.exp(random.normal(3, 1, 512)).astype(np.float32)} for _ in range(2)]
     assert np.log(common(chance)["w"]).std() < 0.15
+    assert not common([{"w": np.full(3, np.inf, np.float32)}, texts[0]])  # what overflows is left alone
     alike = common([{"w": np.full(9, 4, np.float32)}] * 2)["w"]
     np.testing.assert_allclose(alike, 4, rtol=1e-6)
 
