@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 FOLDERS = ("compiler", "frontends", "passes", "runtime", "targets")
-OWN_MB = 8  # sources of the compiler and byte code among them
+OWN_MB = 9  # sources of the compiler and byte code among them
 INSTALLED_MB = 175  # everything that `pip install llmc` brings, numpy and tokenizers included
 
 
