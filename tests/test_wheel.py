@@ -59,8 +59,7 @@ def test_the_wheel_holds_every_file(wheel: Path, root: Path) -> None:
     families = {Path("llmc", path.relative_to(root)) for path in (root / "frontends" / "families").iterdir()}
     data = {
         "llmc/py.typed", "llmc/compiler/driver/sample.txt", "llmc/compiler/driver/sample_scaling.txt",
-        "llmc/runtime/serving/page.html",
-        "llmc/targets/tuned_defaults.json",
+        "llmc/runtime/serving/page.html", "llmc/targets/tuned_defaults.json",
     }  # fmt: skip
     assert extra == {*map(Path, data), *families}
 

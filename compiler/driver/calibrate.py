@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmc.compiler.driver.probe import Probe
+from llmc.compiler.driver.probe import F32, Probe, squares_of_inputs
 from llmc.compiler.driver.sources import Gram
-
-Squares = NDArray[np.float32]
 
 
 def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, int], None]) -> dict[str, Gram]:
@@ -36,18 +33,12 @@ def calibrate(probe: Probe, windows: list[list[int]], progress: Callable[[int, i
     return grams
 
 
-def mean_squares(probe: Probe, texts: list[list[int]]) -> list[dict[str, Squares]]:
+def mean_squares(probe: Probe, texts: list[list[int]]) -> list[dict[str, F32]]:
     """The diagonals alone, of each text by itself."""
-    read = [matrix for matrix in probe.matrices if matrix.input is not None]
-    found: list[dict[str, Squares]] = []
-    for ids in texts:
-        _, inputs = probe.run(ids)
-        found.append({})
-        for matrix, x in zip(read, inputs, strict=True):
-            found[-1] |= dict.fromkeys(matrix.sources, np.square(x).mean(0))
-    return found
+    read = [matrix.sources for matrix in probe.matrices if matrix.input is not None]
+    return [squares_of_inputs(read, probe.run(ids)[1]) for ids in texts]
 
 
-def squares_of(grams: dict[str, Gram]) -> dict[str, Squares]:
+def squares_of(grams: dict[str, Gram]) -> dict[str, F32]:
     """The mean squares (K,) among them."""
     return {name: np.ascontiguousarray(gram.diagonal()) for name, gram in grams.items()}

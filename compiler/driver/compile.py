@@ -165,7 +165,7 @@ def steps_for(
     from llmc.passes.round_activations import round_activations
 
     made: dict[bool, tuple[list[StoredWeight], Any]] = {}
-    exact = {target: request.activations == "f32" or not target.int8_activations for target in chosen}
+    exact = {target: request.exact(target) for target in chosen}
     for each in dict.fromkeys(exact.values()):
         stored, step = make(each)
         made[each] = stored, round_activations(step) if request.activations == "bf16" else step

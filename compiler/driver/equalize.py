@@ -90,12 +90,15 @@ def factors(model: Any, groups: Iterable[Group], squares: Mapping[str, F32], str
     `squares`: matrix -> mean squares (K,) of what its columns are multiplied with. `strength` 1 is what loses least by
     rounding each number for itself, 0 scales nothing.
     """
+    known = [group for group in groups if group.matrices[0] in squares]
+    return placed((group, _scales(model, group, squares[group.matrices[0]]) ** strength) for group in known)
+
+
+def placed(scaled: Iterable[tuple[Group, F64]]) -> dict[str, Factors]:
+    """Weight -> what it is multiplied with, of groups whose columns are multiplied with (F,), by what makes them."""
     found: dict[str, Factors] = {}
-    for group in groups:
-        if group.matrices[0] not in squares:
-            continue
-        made = _scales(model, group, squares[group.matrices[0]]) ** strength
-        columns, rows = made[group.made_by].astype(np.float32), (1 / made).astype(np.float32)
+    for group, scales in scaled:
+        columns, rows = scales[group.made_by].astype(np.float32), (1 / scales).astype(np.float32)
         for name in group.matrices:
             found[name] = Factors(found.get(name, Factors()).rows, columns)
         for name in (*group.vectors, *group.rows):

@@ -16,7 +16,7 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
-from llmc.compiler.driver.probe import around_packing, index_arrays, use_all_cpus
+from llmc.compiler.driver.probe import around_packing, index_arrays, squares_of_inputs, use_all_cpus
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
@@ -115,10 +115,9 @@ class _Reading:
 
     def take(self, found: Any, matrices: list[tuple[str, ...]], last: bool) -> None:
         """What a part gives: rows, or the last one's logits and their greatest, and then its matrices' inputs."""
-        several = last or matrices
-        self.x = found[0] if several else found
-        for sources, x in zip(matrices, list(found)[-len(matrices) :] if matrices else [], strict=True):
-            self.squares |= dict.fromkeys(sources, np.square(x.numpy()).mean(0))
+        self.x = found[0] if last or matrices else found
+        if matrices:
+            self.squares |= squares_of_inputs(matrices, [x.numpy() for x in list(found)[-len(matrices) :]])
 
 
 def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:

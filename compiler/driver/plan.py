@@ -113,7 +113,7 @@ def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, rec
     from llmc.frontends.graph.build import build
     from llmc.passes.quantize.equalize import groups
 
-    int8 = request.activations not in ("f32", "bf16") and any(target.int8_activations for target in chosen)
+    int8 = not all(map(request.exact, chosen))
 
     def rounded(name: str) -> bool:
         format = FORMATS[recipe[name]] if recipe else None
@@ -124,8 +124,8 @@ def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, rec
         kept = model.tensors[name].kept
         return kept is not None and (not recipe or recipe[name] == kept)
 
-    if recipe and not any(map(rounded, recipe)):
-        return []
+    if not any(rounded(name) and not stays(name) for name in recipe or model.tensors):
+        return []  # without a graph
     return worth_scaling(groups(build(model.spec, "f32")), stays, rounded)
 
 

@@ -5,7 +5,7 @@ Of a model with an encoder only logits are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +89,12 @@ class Probe:
             yield
         finally:
             self._weights[place] = original
+
+
+def squares_of_inputs(matrices: Iterable[tuple[str, ...]], inputs: Iterable[F32]) -> dict[str, F32]:
+    """Weight -> mean squares (K,) of what it is multiplied with, of matrices' weights and inputs (n, K)."""
+    pairs = zip(matrices, inputs, strict=True)
+    return {name: square for names, x in pairs for square in [np.square(x).mean(0)] for name in names}
 
 
 def use_all_cpus() -> None:

@@ -53,6 +53,10 @@ class Request:
         """Whether the result is compared with the unquantized model."""
         return self.check or self.calib is not None or self.bpw is not None or self.size is not None
 
+    def exact(self, target: targets.AnyTarget) -> bool:
+        """Whether code for a target leaves activations floats."""
+        return self.activations == "f32" or not target.int8_activations
+
     @property
     def placement(self) -> Placement | None:
         """The devices that the model is cut for; None for a model that is left whole."""

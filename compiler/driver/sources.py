@@ -31,7 +31,7 @@ class ModelSources:
     """`Sources` of compiler/evaluate.py over an open model.
 
     `grams`: first weight of a matrix -> mean of x x^T of what it is multiplied with, (K, K), from calibration.
-    `squares`: weight -> mean squares of that, (K,), which weigh errors of columns where there are no `grams`.
+    `squares`: weight -> mean squares of that, (K,), which weigh errors of columns: the diagonals of `grams`, if any.
     `factors`: weight -> what it is multiplied with, so that x is divided; both others are those of x as it was.
     """
 
@@ -64,10 +64,7 @@ class ModelSources:
 
     def importance(self, name: str) -> F32 | None:
         """(K,) how much an error in a column of a matrix counts; None for all alike."""
-        gram, squares = self.gram(name), self.squares.get(name)
-        if gram is not None:
-            return np.ascontiguousarray(gram.diagonal())
-        columns = self.factors.get(name, Factors()).columns
+        squares, columns = self.squares.get(name), self.factors.get(name, Factors()).columns
         return squares if squares is None or columns is None else squares / columns**2
 
     def quantized(self, format: BlockFormat, names: tuple[str, ...]) -> Quantized:

@@ -24,8 +24,8 @@ from tvm import ir, relax
 
 from llmc.compiler import ops
 from llmc.passes.bindings import bound_in, reads_of
-from llmc.passes.matrices import MULTIPLYING
 
+_SCALED = ("linear", "experts_in")  # of matrices.MULTIPLYING, what takes all of x as it is
 _NORMS = ("rms_norm", "layer_norm")
 _PASSING_V = ("rope", "qk_norm", "grow_queries")  # what changes no values among queries, keys and values
 _MIXING = ("attention", "attention_with_sinks", "attention_by_distance")
@@ -65,19 +65,15 @@ class _Finder:
         multiplied: dict[Any, list[Any]] = {}  # x -> the matrices it is multiplied with
         for value in self.bound.values():
             found = ops.match(value)
-            if found is not None and found[0].name in ("linear", "experts_in"):
+            if found is not None and found[0].name in _SCALED:
                 multiplied.setdefault(found[1][0], []).append(found[1][-1])
-        assert {"linear", "experts_in"} < set(MULTIPLYING)
         made = []
         for x, matrices in multiplied.items():
-            alone = self._read_only_by(x, matrices) and all(map(self._own, matrices))
+            alone = self.reads[x] == len(matrices) and all(map(self._own, matrices))
             group = self._made(x) if alone else None
             if group is not None:
                 made.append(replace(group, matrices=tuple(str(matrix.name) for matrix in matrices)))
         return made
-
-    def _read_only_by(self, x: Any, matrices: list[Any]) -> bool:
-        return self.reads[x] == len(matrices)
 
     def _own(self, weight: Any) -> bool:
         """Whether it is a weight as the model has it, which one op reads."""
@@ -89,8 +85,8 @@ class _Finder:
 
     def _made(self, x: Any) -> Group | None:
         """The weights that x is proportional to, column by column; None where there are none."""
-        value = self.bound.get(x)
-        if isinstance(value, relax.Call) and value.op.same_as(ir.Op.get("relax.add")):
+        value: Any = self.bound.get(x)
+        if _calls(value, "relax.add"):
             return self._biased(*value.args)
         found = ops.match(value)
         if found is None:
@@ -119,22 +115,26 @@ class _Finder:
 
     def _part(self, whole: Any, number: int) -> Group | None:
         """Of one of several variables side by side."""
-        value = self.bound.get(whole)
-        if not isinstance(value, relax.Call) or not value.op.same_as(ir.Op.get("relax.concat")):
-            return None
-        return self._inner(value.args[0].fields[number])
+        value: Any = self.bound.get(whole)
+        alone = self.reads[whole] == 1 and _calls(value, "relax.concat")
+        return self._inner(value.args[0].fields[number]) if alone else None
 
     def _values(self, qkv: Any) -> Group | None:
         """Of the values among queries, keys and values."""
-        found, value = ops.match(self.bound.get(qkv)), self.bound.get(qkv)
+        value: Any = self.bound.get(qkv)
+        found = ops.match(value)
         if self.reads[qkv] != 1:
             return None
         if found is not None and found[0].name in _PASSING_V:
             return self._values(found[1][0])
-        if isinstance(value, relax.Call) and value.op.same_as(ir.Op.get("relax.add")):
+        if _calls(value, "relax.add"):
             bias = ops.match(self.bound.get(value.args[1]))
             return self._values(value.args[0]) if bias is not None and bias[0].name == "qk_bias" else None
         return self._part(qkv, 2)
+
+
+def _calls(value: Any, op: str) -> bool:
+    return isinstance(value, relax.Call) and bool(value.op.same_as(ir.Op.get(op)))
 
 
 def _kv_columns(attrs: dict[str, ops.Attr]) -> NDArray[np.intp]:

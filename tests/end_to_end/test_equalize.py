@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.driver.equalize import Factors
+from llmc.compiler.driver.equalize import Factors, placed
 from llmc.compiler.driver.probe import index_arrays
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.kv_pages import PAGE
@@ -57,15 +57,9 @@ def _logits(model: Any, source: ModelSources, ids: list[int]) -> np.ndarray:
 
 def _random(found: list[Group], random: np.random.Generator) -> dict[str, Factors]:
     """Factors from a quarter to four."""
-    made: dict[str, Factors] = {}
-    for group in found:
-        scales = np.exp2(random.uniform(-2, 2, int(group.made_by.max()) + 1)).astype(np.float32)
-        for name in group.matrices:
-            made[name] = Factors(made.get(name, Factors()).rows, scales[group.made_by])
-        for name in (*group.vectors, *group.rows):
-            assert name not in made or made[name].rows is None, name
-            made[name] = Factors(1 / scales, made.get(name, Factors()).columns)
-    return made
+    divided = [name for group in found for name in (*group.vectors, *group.rows)]
+    assert len(divided) == len(set(divided))
+    return placed((group, np.exp2(random.uniform(-2, 2, int(group.made_by.max()) + 1))) for group in found)
 
 
 @pytest.mark.parametrize("case", CASES)
