@@ -84,6 +84,11 @@ class Target:
         return True
 
     @property
+    def bf16_activations(self) -> bool:
+        """Whether kernels of quantized weights do better with activations rounded to bfloat16: not on CPUs."""
+        return False
+
+    @property
     def turns_in_attention(self) -> bool:
         """Whether kernels of attention turn queries and keys themselves (passes/fuse_rope.py): not on CPUs."""
         return False

@@ -57,7 +57,7 @@ def compile_model(
     Instead, `bpw` (bits per weight) or `size` (bytes of weights) let measurements choose a format for each matrix, and
     `recipe` names a TOML file that lists them. `calib` is a text file: what the model computes while it reads windows
     of it, chosen by `seed`, decides which errors matter. `kv` "auto" stores keys and values as float32 for float32
-    weights, else bfloat16. `activations` "f32" does without rounding to int8, "bf16", for CUDA, rounds to bfloat16.
+    weights, else bfloat16. `activations` "f32" rounds none; "auto" rounds to int8 or bfloat16, as kernels take them.
     `check` compares the result with the unquantized model. `equalize` lets that one read a short text of ours (or
     `calib`), and scales columns that something else can be divided for, so that they lose less by rounding; the
     command does both unless told otherwise. `layer_groups` adds the step in so many parts, for
@@ -164,14 +164,16 @@ def steps_for(
     """
     from llmc.passes.round_activations import round_activations
 
-    made: dict[bool, tuple[list[StoredWeight], Any]] = {}
     exact = {target: request.exact(target) for target in chosen}
-    for each in dict.fromkeys(exact.values()):
-        stored, step = make(each)
-        made[each] = stored, round_activations(step) if request.activations == "bf16" else step
+    made = {each: make(each) for each in dict.fromkeys(exact.values())}
     stored, *others = [weights for weights, _ in made.values()]
     assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
-    return stored, {target: _fused(made[each][1], target) for target, each in exact.items()}
+
+    def step(target: targets.AnyTarget) -> Any:
+        _, plain = made[exact[target]]
+        return _fused(round_activations(plain) if request.rounds_to_bf16(target) else plain, target)
+
+    return stored, {target: step(target) for target in chosen}
 
 
 def _fused(step: Any, target: targets.AnyTarget) -> Any:

@@ -57,6 +57,10 @@ class Request:
         """Whether code for a target leaves activations floats."""
         return self.activations == "f32" or not target.int8_activations
 
+    def rounds_to_bf16(self, target: targets.AnyTarget) -> bool:
+        """Whether what codes are multiplied with is rounded to bfloat16."""
+        return self.activations != "f32" and target.bf16_activations
+
     @property
     def placement(self) -> Placement | None:
         """The devices that the model is cut for; None for a model that is left whole."""

@@ -100,7 +100,7 @@ Formats, with bits per weight:
     type=click.Choice(["auto", "i8", "f32", "bf16"]),
     default="auto",
     show_default=True,
-    help="auto: int8 blocks for quantized weights; f32: exact, and slow on long prompts; bf16: for CUDA.",
+    help="What quantized weights are multiplied with. auto: int8 on CPUs, bf16 on GPUs; f32: exact, and slower.",
 )
 @click.option(
     "--kv",

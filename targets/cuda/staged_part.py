@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS, WEIGHT_PARTS
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, THREADS, TILE, WARPS
 from llmc.targets.cuda.finding import FEW, Finding
 from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.launch import added, barrier, dynamic, f32, fill, greater, local, shared, warp_reduce
@@ -38,7 +38,7 @@ class StagedPart:
         self.turns = queries.size // (TURNS * EIGHT)  # eights of elements of V that a warp has
         self.warp, self.lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         self.finding = Finding(places, thread, WARPS)
-        self.weights = shared((PAGES * WEIGHT_PARTS * WARP * COLUMNS,), "uint32")
+        self.weights = shared((PAGES * ROUNDED_PARTS * WARP * COLUMNS,), "uint32")
         self.tops = shared((WARPS, TILE))
         self.totals = shared((WARPS, TILE, 4))
         self.scores = local((PAIR * 2 * 4,))
@@ -173,15 +173,15 @@ class StagedPart:
     def _store(self, number: Any, both: list[Any]) -> None:
         """Weights of a page, as lanes read them."""
         words = local((COLUMNS,), "uint32")
-        for part in range(WEIGHT_PARTS):
+        for part in range(ROUNDED_PARTS):
             for i in range(COLUMNS):
                 T.buffer_store(words, both[i % 2][part][i // 2], [i])
-            at = ((number * WEIGHT_PARTS + part) * WARP + self.lane) * COLUMNS
+            at = ((number * ROUNDED_PARTS + part) * WARP + self.lane) * COLUMNS
             T.buffer_store(self.weights, words[T.ramp(0, 1, COLUMNS)], [T.ramp(at, 1, COLUMNS)])
 
     def _add_values(self, sums: Any) -> None:
         """Products of all weights with the warp's elements of V."""
-        a, b = local((WEIGHT_PARTS * COLUMNS,), "uint32"), local((2,), "uint32")
+        a, b = local((ROUNDED_PARTS * COLUMNS,), "uint32"), local((2,), "uint32")
         fill(sums, f32(0))
         own = self.staged.value_place(self.warp)
         with T.serial(0, PAGES // PAIR, unroll=False) as pair:
@@ -189,13 +189,13 @@ class StagedPart:
             seen = tirx.any(*(self._sees(first + p * PAGE, PAGE) for p in range(PAIR)))
             with T.If(seen), T.Then():
                 for number in (pair * PAIR + p for p in range(PAIR)):
-                    for part in range(WEIGHT_PARTS):
-                        at = ((number * WEIGHT_PARTS + part) * WARP + self.lane) * COLUMNS
+                    for part in range(ROUNDED_PARTS):
+                        at = ((number * ROUNDED_PARTS + part) * WARP + self.lane) * COLUMNS
                         to = T.ramp(part * COLUMNS, 1, COLUMNS)
                         T.buffer_store(a, self.weights[T.ramp(at, 1, COLUMNS)], [to])
                     for turn in range(self.turns):
                         self.staged.values(number, own, turn, b)
-                        for i, _ in products(WEIGHT_PARTS, 1):
+                        for i, _ in products(ROUNDED_PARTS, 1):
                             mma(sums[turn * 4], a[i * COLUMNS], b[0])
 
     def _save(self, records: Any, number: Any, place: Place) -> None:
@@ -226,4 +226,4 @@ def part_memory(size: int) -> Any:
 
 
 # Weights, what warps show each other, and rows that they have found.
-_BESIDE = 4 * (PAGES * WEIGHT_PARTS * WARP * COLUMNS + WARPS * TILE * 5 + WARPS * FEW)
+_BESIDE = 4 * (PAGES * ROUNDED_PARTS * WARP * COLUMNS + WARPS * TILE * 5 + WARPS * FEW)

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, TILE, WEIGHT_PARTS, K
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, TILE, K
 from llmc.targets.cuda.fragments import COLUMNS, Parts, parted
 from llmc.targets.cuda.launch import f32, fill, greater, held, local, u32, warp_reduce
 from llmc.targets.cuda.prelude import exp2, load_pair, mma
@@ -165,4 +165,4 @@ class StagedQueries:
 
     def weights(self, scores: Any, p: int) -> list[Parts]:
         """Of a page, parts of both queries' four numbers."""
-        return [parted([scores[at] for _, _, at in self._places(half, [p])], WEIGHT_PARTS) for half in range(HALVES)]
+        return [parted([scores[at] for _, _, at in self._places(half, [p])], ROUNDED_PARTS) for half in range(HALVES)]

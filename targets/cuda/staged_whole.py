@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS, WEIGHT_PARTS
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, THREADS, TILE, WARPS
 from llmc.targets.cuda.finding import FEW
 from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.launch import (
@@ -182,12 +182,12 @@ class StagedWhole:
 
     def _weights(self) -> Any:
         """All weights as products take them: words of each page and part."""
-        a = local((PAGES * WEIGHT_PARTS * COLUMNS,), "uint32")
+        a = local((PAGES * ROUNDED_PARTS * COLUMNS,), "uint32")
         for p in range(PAGES):
             both = self.queries.weights(self.scores, p)
-            for i in range(WEIGHT_PARTS):
+            for i in range(ROUNDED_PARTS):
                 for word in range(COLUMNS):
-                    T.buffer_store(a, both[word % 2][i][word // 2], [(p * WEIGHT_PARTS + i) * COLUMNS + word])
+                    T.buffer_store(a, both[word % 2][i][word // 2], [(p * ROUNDED_PARTS + i) * COLUMNS + word])
         return a
 
     def _merge(self, sums: list[list[Any]], a: Any, total: Record) -> None:
@@ -207,8 +207,8 @@ class StagedWhole:
             for p in range(PAGES):
                 for eight in range(TURNS):
                     self.staged.values(i32(p), self.values[eight], turn, b)
-                    for i, _ in products(WEIGHT_PARTS, 1):
-                        mma(new[eight * 4], a[(p * WEIGHT_PARTS + i) * COLUMNS], b[0])
+                    for i, _ in products(ROUNDED_PARTS, 1):
+                        mma(new[eight * 4], a[(p * ROUNDED_PARTS + i) * COLUMNS], b[0])
             for at in range(TURNS * 4):
                 total.take(turn * TURNS * 4 + at, new[at], factors)
 

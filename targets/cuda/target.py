@@ -62,6 +62,11 @@ class CudaTarget:
         return False
 
     @property
+    def bf16_activations(self) -> bool:
+        """Whether kernels of quantized weights do better with activations rounded to bfloat16: half the products."""
+        return True
+
+    @property
     def turns_in_attention(self) -> bool:
         """Whether kernels of attention turn queries and keys themselves (passes/fuse_rope.py)."""
         return True

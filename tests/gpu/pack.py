@@ -37,7 +37,7 @@ from tvm import sym, tirx
 
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, RUNTIME, copy_runtime, find_runtime
-from llmc.compiler.formats import FORMATS
+from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.kv_pages import KINDS as PAGE_KINDS
 from llmc.compiler.ops import OPS
 from llmc.targets.cuda.build import compile_kernels
@@ -49,7 +49,7 @@ SHAPES = {  # of 7 billion weights: how they are compiled
     "bf16": {"quant": "bf16"},
     "q8": {"quant": "q8"},
     "q4": {"quant": "q4"},
-    "q4-bf16": {"quant": "q4", "activations": "bf16"},
+    "q4-f32": {"quant": "q4", "activations": "f32"},
     "q3h": {"quant": "q3h"},
 }
 ROUNDED = ("bf16", "q4", "q6", "c3h", "r4")  # weights that linear layers of rounded x are checked with
@@ -118,12 +118,14 @@ def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
     """Of the greatest number. Products of floats go in two parts of bfloat16 each (docs/cuda.md says how far off)."""
     if case.op in ATTENTION_CASES | DEVICE_CASES:
         case = on_tensor_cores(case)
-    if case.op != "packed_linear":
+    if case.op not in ("packed_linear", "bf16_linear"):
         return 2 * case.tolerance
     x, weight = case.arrays
-    width, columns = int(case.attrs["width"]), x.shape[1]
-    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].stored(weight, width, columns)).T
-    return 2 * case.tolerance + 3 * 2.0**-18 * float(sizes.max() / np.abs(outputs[0]).max())
+    rounded = case.op == "bf16_linear"
+    x = from_bf16(x.view(np.uint16)) if rounded else x
+    sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].stored(weight, int(case.attrs["width"]), x.shape[1])).T
+    off = 2.0**-22 if rounded else 3 * 2.0**-18  # sums of floats that cancel; products of parts
+    return 2 * case.tolerance + off * float(sizes.max() / np.abs(outputs[0]).max())
 
 
 def _kernel(
