@@ -11,6 +11,7 @@ arrays before these alone.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
@@ -33,6 +34,7 @@ Ids = SequenceOf[int] | NDArray[np.integer[Any]]
 # gives it.
 Step = Callable[..., Any]
 
+_UNKNOWN = np.zeros(1, np.int32)  # stands for a token that nobody knows yet
 PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
 DEVICE_CHUNK = 2048  # on a GPU, of which fewer rows leave multiprocessors idle
 
@@ -111,13 +113,17 @@ class Output:
         return Output(rows, best, np.take_along_axis(rows, best, 1), np.full(len(rows), np.nan, np.float32))
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Begun:
-    """A step that has begun: its sequences have advanced. `wanted`: rows that have logits."""
+    """A step that has begun: its sequences have advanced. `wanted`: rows that have logits.
+
+    ones: its sequences, if each was fed one token and wants logits; None for any other step.
+    """
 
     given: Callable[[], Any]
     wanted: int
     lock: threading.Lock
+    ones: list[Sequence] | None = None
 
     def wait(self) -> Output:
         """What the step gives. It may be asked again if it was interrupted; nobody needs to ask."""
@@ -147,6 +153,7 @@ class Runner:
     parts: Parts | None = None
     stages: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _latest: weakref.ref[Begun] | None = field(default=None, init=False)  # the step that was begun last
 
     def new_sequence(self, source: Sequence | None = None) -> Sequence:
         """An empty sequence; it holds no pages until it is fed. `source`: what it answers to, see `encode`."""
@@ -176,6 +183,23 @@ class Runner:
             raise RequestError("a sequence of a model with an encoder needs a source that was encoded")
         return self._call(self.step_function, batch, ids, sources=True)
 
+    def follow(self, begun: Begun) -> Begun | None:
+        """Begin the step behind one that has begun: its sequences go on with the greatest token of their rows.
+
+        Nobody needs to know these, so the step before may still be running, and its logits are gone then but for the
+        greatest. None where that is not to be had, for a step that others were begun behind, or want of room: then
+        nothing has changed.
+        """
+        follow = getattr(self.step_function, "follow", None)
+        if follow is None or begun.ones is None or self._latest is None or self._latest() is not begun:
+            return None
+        batch, ids = [Feed(sequence, _UNKNOWN) for sequence in begun.ones], [_UNKNOWN] * len(begun.ones)
+        try:
+            self._check(batch, ids)
+            return self._call(_Following(follow), batch, ids)
+        except (RequestError, _NotNow):
+            return None
+
     def encode(self, feeds: Iterable[tuple[Sequence, Ids]]) -> None:
         """Read sources, each of them whole, in one call of the compiled encoder; errors as of `step`."""
         if self.encode_function is None:
@@ -187,17 +211,24 @@ class Runner:
             raise RequestError("a source is encoded as a whole: release its sequence before it takes another one")
         self._call(self.encode_function, batch, ids)
 
-    def _call(self, function: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Begun:
+    def _call(self, function: Any, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Begun:
         """Feed checked tokens to one of the compiled functions."""
         with self.lock:
             lengths = [f.sequence.length + len(i) for f, i in zip(batch, ids, strict=True)]
+            begin: Callable[..., Any] = getattr(function, "begin", function)  # of a device, that gives what waits
             with self.pool.reserving([(f.sequence, n) for f, n in zip(batch, lengths, strict=True)]):
-                found = function(*_arrays(batch, ids), *(_source_arrays(batch) if sources else ()))
+                found = begin(*_arrays(batch, ids), *(_source_arrays(batch) if sources else ()))
             for feed, length in zip(batch, lengths, strict=True):
                 feed.sequence.position += length - feed.sequence.length
                 feed.sequence.length = length
-        wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
-        return Begun(found if self.stages > 1 else lambda: found, wanted, self.lock)
+            wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
+            begun = Begun(
+                found if begin is not function or self.stages > 1 else lambda: found, wanted, self.lock
+            )  # fmt: skip
+            if begin is not function and not sources and wanted == len(batch) == sum(map(len, ids)):
+                begun.ones = [feed.sequence for feed in batch]
+            self._latest = weakref.ref(begun)
+        return begun
 
     def _pass(self, batch: list[Feed], ids: list[NDArray[np.int32]]) -> Begun:
         """`_call` of the step in parts, where some tokens do not come through to the end."""
@@ -289,6 +320,25 @@ class Runner:
             seen = feed.sequence.length - (after - first) + len(new)
             if seen > self.context:
                 raise RequestError(f"{seen} tokens, and the model's context is {self.context}")
+
+
+class _NotNow(Exception):
+    """A step cannot be followed."""
+
+
+class _Following:
+    """A step's function, to be called as `_call` does, for a step that follows another."""
+
+    def __init__(self, follow: Step) -> None:
+        self._follow = follow
+
+    def begin(self, *arrays: NDArray[np.int32]) -> Callable[[], Any]:
+        """What waits for it. Raises _NotNow."""
+        found = self._follow(*arrays)
+        if found is None:
+            raise _NotNow
+        waits: Callable[[], Any] = found
+        return waits
 
 
 def as_ids(ids: Ids, vocab: int) -> NDArray[np.int32]:

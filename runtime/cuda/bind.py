@@ -108,6 +108,7 @@ def _call(
 ) -> Any:
     """Call a function of arrays of the host as they are; one array, or the first `most` of its results."""
     with device.lock:
+        device.last = None
         tensors = [device.tensor(array.shape, array.dtype, "what a step is given") for array in arrays]
         for tensor, array in zip(tensors, arrays, strict=True):
             device.cudart.copy(tensor.data_ptr(), array.ctypes.data, array.nbytes, TO_DEVICE, device.stream)

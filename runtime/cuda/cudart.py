@@ -17,6 +17,7 @@ from llmc.runtime.loading.cuda import cudart_path
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
+_WITHOUT_TIMES = 2  # cudaEventDisableTiming
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what other threads ask of the device meanwhile does not end a capture
 
 Pointer = int  # an address, of host or device, or a handle
@@ -75,12 +76,35 @@ class Cudart:
 
     def done(self, stream: Pointer) -> bool:
         """Whether all that is on the stream is done."""
-        status: int = self._library.cudaStreamQuery(ctypes.c_void_p(stream))
+        return self._is_done("cudaStreamQuery", stream)
+
+    def _is_done(self, query: str, handle: Pointer) -> bool:
+        status: int = getattr(self._library, query)(ctypes.c_void_p(handle))
         if status == _NOT_READY:
             self._library.cudaGetLastError()  # which it is no more than a query's answer
             return False
-        self._check("cudaStreamQuery", status)
+        self._check(query, status)
         return True
+
+    def event(self) -> Pointer:
+        """A mark that can be put on a stream."""
+        return self._made("cudaEventCreateWithFlags", ctypes.c_uint(_WITHOUT_TIMES))
+
+    def record(self, event: Pointer, stream: Pointer) -> None:
+        """Put it on the stream, behind what is there."""
+        self._call("cudaEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def wait_event(self, event: Pointer) -> None:
+        """Wait until the stream has come to where it was put last."""
+        self._call("cudaEventSynchronize", ctypes.c_void_p(event))
+
+    def event_done(self, event: Pointer) -> bool:
+        """Whether it has."""
+        return self._is_done("cudaEventQuery", event)
+
+    def free_event(self, event: Pointer) -> None:
+        """Throw it away."""
+        self._call("cudaEventDestroy", ctypes.c_void_p(event))
 
     def wait(self, stream: Pointer) -> None:
         """Wait until all that is on the stream is done."""

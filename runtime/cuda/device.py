@@ -37,12 +37,14 @@ class Device:
 
     TVM gives memory of a step to others as soon as the step has been put on the stream. So all models of a process have
     one stream (`the_device`), and who puts more than one thing on it holds `lock`. lent: results of steps that are read
-    when somebody wants them. waits: how to wait where what is on the stream may never be done, as it waits for others.
+    when somebody wants them. last: the captured step that was launched last; None if others have used TVM's memory
+    since. waits: how to wait where what is on the stream may never be done, as it waits for others.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.lent: WeakSet[Lent] = WeakSet()
+        self.last: object | None = None
         self.waits: Callable[[Callable[[], bool]], None] | None = None
         self.ffi = library.import_ffi()
         self.cudart = Cudart()
@@ -108,6 +110,13 @@ class Device:
             self.cudart.wait(self.stream)
         else:
             self.waits(partial(self.cudart.done, self.stream))
+
+    def wait_for(self, event: Pointer) -> None:
+        """Wait until all that was asked for before the event was recorded is done."""
+        if self.waits is None:
+            self.cudart.wait_event(event)
+        else:
+            self.waits(partial(self.cudart.event_done, event))
 
 
 @cache

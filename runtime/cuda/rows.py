@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.cuda.cudart import TO_HOST
 from llmc.runtime.cuda.device import Device
+from llmc.runtime.errors import LlmcError
 
 
 class Lent:
@@ -56,3 +57,16 @@ class DeviceRows:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self._lent.read(self._first, self._last).astype(dtype or np.float32, copy=False)
+
+
+class GoneRows:
+    """Logits of a step that another one followed before anybody wanted them, as `Rows` of runner.py."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+
+    def __getitem__(self, rows: slice) -> GoneRows:
+        return GoneRows((len(range(*rows.indices(self.shape[0]))), self.shape[1]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        raise LlmcError("logits of a step that was followed are not there any more; its greatest are")

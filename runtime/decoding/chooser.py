@@ -62,6 +62,11 @@ class Chooser:
         self._mu = 2 * options.mirostat_tau if options.mirostat_tau is not None else 0.0
         self._anti = None if options.fsd_n is None else AntiModel(options.fsd_n, prompt)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it chooses the greatest logit of every row there is, whatever was said."""
+        return self._options.kind == "greedy" and self._grammar is None and not len(self._penalties)
+
     def choose(self, row: Row) -> Choice:
         """The next token. Raises LlmcError for logits that are not finite, RequestError if all tokens are banned."""
         if not math.isfinite(row.normalizer) or not math.isfinite(row.values[0]):

@@ -65,7 +65,7 @@ def say(query: Query, answer: Answer, choice: Choice, ends: bool, room: Room) ->
         piece = answer.finish(reason, piece)
         room.end(answer)
     else:
-        answer.todo = [choice.token]
+        answer.todo = [] if answer.awaits else [choice.token]  # a step that followed has it already
     answer.pieces.append(piece)
     return StepResult(query.id, piece, answer.number, choice)
 

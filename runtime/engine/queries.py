@@ -1,7 +1,8 @@
 """The queries of an engine, from their coming to their end: what steps make of them, and what is told of it.
 
 A step is planned (scheduler.py), run (step.py), and its effects are made in one place (advance.py). Where the layers
-are in several stages, as many steps are under way, and a turn ends the one that was begun first.
+are in several stages, as many steps are under way, and a turn ends the one that was begun first. Where all that goes on
+are answers that take the greatest token, a device may begin the next step before the host has seen what this one gave.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Queries:
         try:
             begun = self._begin()
             if self._under_way:
+                self._go_ahead()
                 self._settle()
             elif not begun:
                 return False
@@ -87,6 +89,15 @@ class Queries:
             self.stepper.begin(work, self._fail)
         return any_plan
 
+    def _go_ahead(self) -> None:
+        """Have the step behind the only one under way begin, if it is of all queries there are."""
+        (work, *others), scheduler = self._under_way, self._scheduler
+        if others or scheduler.waiting or len(work.plan.portions) != sum(len(q.speaking) for q in scheduler.running):
+            return
+        ahead = self.stepper.follow(work)
+        if ahead is not None:
+            self._under_way.append(ahead)
+
     def _settle(self) -> None:
         """End the step that was begun first."""
         work = self._under_way[0]
@@ -99,6 +110,8 @@ class Queries:
             if query.state == "running":
                 self._advance(query, read[query])
         self._under_way.popleft()
+        if self._under_way and self._under_way[0].follows and not self.stepper.is_wanted(self._under_way[0]):
+            self._under_way.popleft()
         self.stepper.tidy(idle=not self.open)
 
     def _advance(self, query: Query, read: int) -> None:

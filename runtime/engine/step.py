@@ -23,10 +23,30 @@ Call = tuple[Begun, list[tuple[Portion, Feed, Fed]]]  # a call of the compiled s
 
 @dataclass
 class Work:
-    """A plan that is under way: the calls that were begun for it, in order."""
+    """A plan that is under way: the calls that were begun for it, in order.
+
+    follows: it was begun with the tokens that the one before it was to give, and is for nothing if that ends all.
+    """
 
     plan: Plan
     calls: list[Call] = field(default_factory=list)
+    follows: bool = False
+
+
+def goes_on(portion: Portion) -> bool:
+    """Whether an answer that is fed its last token goes on with the greatest of the row that this gives, and then more.
+
+    It may still end there, by what the token is.
+    """
+    query, answer = portion.query, portion.answer
+    if portion.rows != 1 or portion.through or answer.todo or answer.window is not None or answer.finish_reason:
+        return False
+    if query.state != "running" or query.by_caller or query.search is not None or query.unborn or query.whole:
+        return False
+    if answer.chooser is None or not answer.chooser.is_plain:
+        return False
+    said = len(answer.ids) + 1  # with the token that is under way
+    return said < query.options.max_tokens and len(query.opening) + said < query.limit
 
 
 class Stepper:
@@ -49,6 +69,30 @@ class Stepper:
         plan = work.plan
         self._in_parts(plan.sources, lambda query: query, self._encode, fail)
         self._in_parts(plan.portions, lambda portion: portion.query, lambda part: self._feed(work, part), fail)
+
+    def follow(self, work: Work) -> Work | None:
+        """Begin the step behind one that is under way, of the same answers, before anybody knows their tokens.
+
+        None where that cannot be done, or where it is known that an answer has its last one by then.
+        """
+        if len(work.calls) != 1 or work.plan.sources:
+            return None
+        begun, fed = work.calls[0]
+        if not all(under_way.wants and goes_on(portion) for portion, _, under_way in fed):
+            return None
+        ahead = self.runner.follow(begun)
+        if ahead is None:
+            return None
+        self.steps += 1
+        self.rows += len(fed)
+        again = [(portion, feed, Fed(1, True)) for portion, feed, _ in fed]
+        for portion, _, under_way in again:
+            portion.answer.under_way.append(under_way)
+        return Work(work.plan, [(ahead, again)], follows=True)
+
+    def is_wanted(self, work: Work) -> bool:
+        """Whether there is an answer left that waits for something of it."""
+        return any(under_way in portion.answer.under_way for _, fed in work.calls for portion, _, under_way in fed)
 
     def end(self, work: Work) -> None:
         """Wait for what was begun, and hand logits out; none to answers that have lost their pages meanwhile."""

@@ -106,8 +106,8 @@ def attention(
 
 
 def on_tensor_cores(case: Case) -> Case:
-    """The case as near as CUDA kernels come to it (targets/cuda/attending.py)."""
-    return replace(case, tolerance=PARTED)
+    """The case as near as CUDA kernels come to it (targets/cuda/attending.py): over bfloat16 as near as CPUs' do."""
+    return case if case.attrs.get("kv_dtype") == "bf16" else replace(case, tolerance=PARTED)
 
 
 def cross_attention(rng: Rng, kind: str = "") -> Case:

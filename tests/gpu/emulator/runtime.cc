@@ -278,6 +278,13 @@ int cudaStreamWaitEvent(void *, void *, unsigned) {
 }
 
 int cudaEventCreate(void **event) { return *event = malloc(1), OK; }
+int cudaEventCreateWithFlags(void **event, unsigned) { return cudaEventCreate(event); }
+int cudaEventQuery(void *) {
+  Locked locked(lock);
+  bool done = advance(null_stream);
+  for (auto &[stream, _] : streams) done = advance(*stream) && done;
+  return told(done ? failed : EMULATED_NOT_READY);
+}
 int cudaEventDestroy(void *event) { return free(event), OK; }
 int cudaEventRecord(void *, void *) { return OK; }
 int cudaEventSynchronize(void *) { return cudaStreamWaitEvent(nullptr, nullptr, 0); }
