@@ -1,6 +1,6 @@
-"""Norms and activations that only matrices read give bfloat16 at once, for targets that have kernels for it.
+"""Norms, activations and attention that only matrices read give bfloat16 at once, for targets with kernels for it.
 
-p = round_rows(rms_norm(x, w)) -> p = rms_norm_bf16(x, w), and likewise for all of compiler/ops/narrowed.py.
+p = round_rows(rms_norm(x, w)) -> p = rms_norm_bf16(x, w), and likewise for all of compiler/ops/rounded.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.ops.rounded import ENDING
+from llmc.compiler.ops.rounded import ENDING, ROUNDED
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.narrowings import narrowings
 
@@ -30,7 +30,7 @@ class _Fuse(relax.PyExprMutator):
         self.pairs: dict[Any, tuple[Any, int]] = {}  # what rounding gave -> the source, and its results before it
         for function in module.functions.values():
             if isinstance(function, relax.Function):
-                for each in narrowings(function, "round_rows", 2):
+                for each in narrowings(function, "round_rows", 2, ROUNDED):
                     self.sources.add(each.source)
                     self.gone |= {each.rows} - {each.source}
                     self.pairs[each.stored] = each.source, each.others

@@ -1,4 +1,4 @@
-"""Where a function stores in fewer bits what a norm or an activation gives, and what nobody else reads."""
+"""Where a function stores in fewer bits what a norm, an activation or attention gives, and nobody else reads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class Narrowing:
     others: int  # results of the op before them
 
 
-def narrowings(function: Any, store: str, multiple: int) -> Iterator[Narrowing]:
-    """Those by the op `store`, of widths that are a multiple of that, in the order of the function."""
+def narrowings(
+    function: Any, store: str, multiple: int, sources: tuple[str, ...] = NARROWED
+) -> Iterator[Narrowing]:  # fmt: skip
+    """Those by the op `store` of what `sources` give, of widths that are a multiple of that, in order."""
     bound, reads = bound_in(function), reads_of(function)
     for variable, value in bound.items():
         found = ops.match(value)
@@ -35,7 +37,7 @@ def narrowings(function: Any, store: str, multiple: int) -> Iterator[Narrowing]:
         if isinstance(bound.get(x), relax.TupleGetItem):
             source, place = bound[x].tuple_value, int(bound[x].index)
         made = None if source not in bound else ops.match(bound[source])
-        if made is None or made[0].name not in NARROWED or reads[x] != 1 or int(x.ty.shape[1]) % multiple:
+        if made is None or made[0].name not in sources or reads[x] != 1 or int(x.ty.shape[1]) % multiple:
             continue
         others = len(source.ty.fields) - 1 if isinstance(source.ty, ir.TupleType) else 0
         if place == others:

@@ -95,7 +95,7 @@ class Target:
 
     @property
     def rounds_results(self) -> bool:
-        """Whether norms and activations can give bfloat16 (passes/fuse_rounding.py): not on CPUs."""
+        """Whether norms, activations and attention can give bfloat16 (passes/fuse_rounding.py): not on CPUs."""
         return False
 
     @property

@@ -1,8 +1,8 @@
-"""Ops of core.py whose last result, rows of floats, is fused with the op that stores it in fewer bits."""
+"""Ops whose last result, rows of floats, is fused with the op that stores it in fewer bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llmc.compiler.ops import core
@@ -11,8 +11,9 @@ from llmc.compiler.ops.op import Attr, Op, Result, Shape
 NARROWED = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "activate", "gated", "bounded_gated")
 
 
-def narrowed(store: str, ending: str, limits: str) -> tuple[Op, ...]:
-    """A row for each of NARROWED, its name with `ending`: what `store`, an op of core.py, makes of its last result.
+def narrowed(store: str, ending: str, limits: str, more: Iterable[Op] = ()) -> tuple[Op, ...]:
+    """A row for each of NARROWED and `more`, its name with `ending`: what `store`, an op of core.py, makes of its last
+    result.
 
     limits: the end of what each says, on the widths that it is for.
     """
@@ -27,8 +28,7 @@ def narrowed(store: str, ending: str, limits: str) -> tuple[Op, ...]:
             f"{plain.name}, its last result as {store} gives it{limits}",
             f"fusion of {plain.name} and {store}",
         )
-        for plain in core.ROWS
-        if plain.name in NARROWED
+        for plain in (*(op for op in core.ROWS if op.name in NARROWED), *more)
     )
 
 

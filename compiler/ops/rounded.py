@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from llmc.compiler.ops.narrowed import narrowed
+from llmc.compiler.ops import attending
+from llmc.compiler.ops.narrowed import NARROWED, narrowed
 
 ENDING = "_bf16"
-ROWS = narrowed("round_rows", ENDING, ", of an even width")
+ATTENTION = ("attention", "rope_attention")
+ROUNDED = (*NARROWED, *ATTENTION)
+ROWS = narrowed("round_rows", ENDING, ", of an even width", [op for op in attending.ROWS if op.name in ATTENTION])

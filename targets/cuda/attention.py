@@ -26,7 +26,7 @@ from llmc.targets.cuda.fragments import COLUMNS
 from llmc.targets.cuda.kv_kind import Pages
 from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.kv_writing import is_staged, write_rows, write_turned
-from llmc.targets.cuda.launch import barrier, dynamic, f32, i32, launch, local, shared, strided
+from llmc.targets.cuda.launch import barrier, bf16_pair, dynamic, f32, i32, launch, local, shared, strided
 from llmc.targets.cuda.prelude import after_launches
 from llmc.targets.cuda.records import LOWEST, Record
 from llmc.targets.cuda.rotation import rotate
@@ -42,14 +42,17 @@ MERGED_AT_ONCE = 4  # chunks whose records are read before they are merged
 STATISTICS = 4  # of a record, beside sums: the total, the greatest score, and room
 
 
-def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """qkv (M, (H + 2G) D), kv pages, seqs, slots, holes, page_indptr, page_ids -> (M, H D)."""
-    return _attention(target, shapes, attrs)
+def attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
+    """qkv (M, (H + 2G) D), kv pages, seqs, slots, holes, page_indptr, page_ids -> (M, H D); `rounded`: as pairs of
+    bfloat16 (M, H D / 2)."""
+    return _attention(target, shapes, attrs, rounded=rounded)
 
 
-def rope_attention(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """As attention, table (M, R) after qkv: what is written, and what attends, is turned first -> (M, H D)."""
-    return _attention(target, shapes, attrs, turned=True)
+def rope_attention(
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False
+) -> tirx.PrimFunc:  # fmt: skip
+    """As attention, table (M, R) after qkv: what is written, and what attends, is turned first."""
+    return _attention(target, shapes, attrs, turned=True, rounded=rounded)
 
 
 def attention_with_sinks(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
@@ -63,18 +66,20 @@ def attention_by_distance(target: CudaTarget, shapes: list[Any], attrs: dict[str
 
 
 def _attention(
-    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], *more: str, turned: bool = False
-) -> tirx.PrimFunc:
+    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], *more: str, turned: bool = False,
+    rounded: bool = False,
+) -> tirx.PrimFunc:  # fmt: skip
     """`more` names what of Scoring the operands after page_ids are. `turned`: a table follows qkv."""
     pages, (heads, groups, size) = KINDS[str(attrs["kv_dtype"])], _sizes(attrs)
     scale, bias = float(attrs["scale"]), str(attrs["bias"])
     slopes = () if bias == "none" else tuple(map(float, bias_slopes(bias, heads, scale)))
     with IRBuilder() as builder, T.prim_func():
-        dtypes = [*["float32"] * (1 + turned), pages.dtype, *["int32"] * 5, *["float32"] * len(more), "float32"]
+        given = [*["float32"] * (1 + turned), pages.dtype, *["int32"] * 5, *["float32"] * len(more)]
+        dtypes = [*given, "int32" if rounded else "float32"]
         qkv, *rest = arguments(dtypes, shapes)
         table = rest.pop(0) if turned else None
-        kv, seqs, slots, holes, indptr, ids, *given, out = rest
-        scoring = Scoring(scale, float(attrs["soft_cap"]), slopes, **dict(zip(more, given, strict=True)))
+        kv, seqs, slots, holes, indptr, ids, *others, out = rest
+        scoring = Scoring(scale, float(attrs["soft_cap"]), slopes, **dict(zip(more, others, strict=True)))
         places = Places(
             seqs, indptr, ids, slots, holes=holes, window=int(attrs["window"]), causal=bool(attrs["causal"])
         )  # fmt: skip
@@ -139,11 +144,20 @@ class _Attention:
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
         self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
+        self.paired = self.staged and not pages.rotated  # what can give pairs of bfloat16 at once
         self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record: these stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
 
     def emit(self) -> None:
-        """All of them."""
+        """All of them, and where results are to be pairs that these do not give, one more."""
+        rounded, given = str(self.out.dtype) == "int32", self.out
+        if rounded and not self.paired:
+            self.out = T.alloc_buffer((self.rows, self.shares * self.own * self.size), "float32")
+        self._attend()
+        if self.out is not given:
+            self._round(given)
+
+    def _attend(self) -> None:
         if self.pages.rotated:
             self.q = self._turned()
         records = T.alloc_buffer((self.places.parts, FEW, self.shares * self.own, self.width + STATISTICS), "float32")
@@ -166,6 +180,15 @@ class _Attention:
         if self.pages.rotated:
             with self._launch(self.rows) as (row, share, thread):
                 self._turn(self.out, self.out, row, share, thread)
+
+    def _round(self, pairs: Any) -> None:
+        """A launch that gives the results as pairs of bfloat16."""
+        count = int(pairs.shape[1])
+        grid = {"blockIdx.x": self.rows, "blockIdx.y": -(-count // THREADS), "threadIdx.x": THREADS}
+        with launch(grid) as (row, block, thread):
+            at = block * THREADS + thread
+            with T.If(at < count), T.Then():
+                T.buffer_store(pairs, bf16_pair(self.out[row, 2 * at], self.out[row, 2 * at + 1]), [row, at])
 
     def _whole_staged(self) -> None:
         """A launch for rows of sequences that have many: blocks of later rows, which have more to do, come first."""
@@ -310,30 +333,41 @@ class _Attention:
         start, end = (held_int(chunk) for chunk in Sight(sequence, row).chunks)
         first = held_int(places.first_part(seq))
         after_launches()
+        each = 1 + (str(self.out.dtype) == "int32")
         with T.If(row >= 0), T.Then():
             strided(
-                size, thread, THREADS,
-                lambda d: self._merge_one(records, row, head, d, [first, place, start, end], sequence),
+                size // each, thread, THREADS,
+                lambda d: self._merge_some(records, row, head, d * each, each, [first, place, start, end], sequence),
             )  # fmt: skip
 
-    def _merge_one(self, records: Any, row: Any, head: Any, d: Any, where: list[Any], sequence: Sequence) -> None:
-        """Element d of a row's head, from chunks `start` to `end`: some are read at once, those beyond as none."""
-        (first, place, start, end), total, part = where, Record([0]), Record([0])
+    def _merge_some(
+        self, records: Any, row: Any, head: Any, d: Any, each: int, where: list[Any], sequence: Sequence
+    ) -> None:
+        """Elements of a row's head, `each` from d on, from chunks `start` to `end`: some chunks are read at once, those
+        beyond as none."""
+        (first, place, start, end), total, part = where, Record([0] * each), Record([0] * each)
         total.clear(None if self.scoring.sinks is None else [self.scoring.sink(head)])
-        parts = [local((MERGED_AT_ONCE,)) for _ in range(3)]
+        *sums, totals, tops = (local((MERGED_AT_ONCE,)) for _ in range(each + 2))
+        read = [*((of, d + e, 0) for e, of in enumerate(sums)), (totals, self.width, 0), (tops, self.width + 1, LOWEST)]
         with T.serial(0, T.floordiv(end - start + (MERGED_AT_ONCE - 1), MERGED_AT_ONCE), unroll=False) as turn:
             for i in range(MERGED_AT_ONCE):
                 chunk = held_int(start + turn * MERGED_AT_ONCE + i)
                 there = held_int(T.Select(tirx.all(chunk < end, tirx.Not(sequence.hides(chunk * CHUNK, CHUNK))), 1, 0))
-                for to, at, nothing in zip(parts, (d, self.width, self.width + 1), (0, 0, LOWEST), strict=True):
+                for to, at, nothing in read:
                     found = T.if_then_else(there != 0, records[first + chunk, place, head, at], f32(nothing))
                     T.buffer_store(to, found, [i])
             for i in range(MERGED_AT_ONCE):
-                for one, of in zip((part.sums, part.totals, part.tops), parts, strict=True):
-                    T.buffer_store(one, of[i], [0])
+                for e, of in enumerate(sums):
+                    T.buffer_store(part.sums, of[i], [e])
+                T.buffer_store(part.totals, totals[i], [0])
+                T.buffer_store(part.tops, tops[i], [0])
                 total.merge(part)
         total.finish()
-        T.buffer_store(self.out, total.average(0), [row, head * self.size + d])
+        if each == 1:
+            T.buffer_store(self.out, total.average(0), [row, head * self.size + d])
+        else:
+            pair = bf16_pair(total.average(0), total.average(1))
+            T.buffer_store(self.out, pair, [row, T.floordiv(head * self.size + d, 2)])
 
     def _turned(self) -> Any:
         """Queries rotated as K is, by a launch."""

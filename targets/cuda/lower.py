@@ -87,6 +87,8 @@ _ROUNDED: dict[str, Callable[..., tirx.PrimFunc]] = {
     "activate": elementwise.activate,
     "gated": elementwise.gated,
     "bounded_gated": elementwise.bounded_gated,
+    "attention": attention.attention,
+    "rope_attention": attention.rope_attention,
 }
 KERNELS |= {name + ENDING: partial(kernel, rounded=True) for name, kernel in _ROUNDED.items()}
 

@@ -20,6 +20,7 @@ from llmc.targets.cuda.fragments import COLUMNS, products
 from llmc.targets.cuda.launch import (
     added,
     barrier,
+    bf16_pair,
     f32,
     fill,
     greater,
@@ -222,7 +223,10 @@ class StagedWhole:
                     for e in range(2):
                         T.buffer_store(both, total.average(eight * 4 + half * 2 + e), [e])
                     *where, d = place(queries.rows[half], head, eight * EIGHT + queries.quarter * 2)
-                    T.buffer_store(out, both[T.ramp(0, 1, 2)], [*where, T.ramp(d, 1, 2)])
+                    if str(out.dtype) == "int32":
+                        T.buffer_store(out, bf16_pair(both[0], both[1]), [*where, T.floordiv(d, 2)])
+                    else:
+                        T.buffer_store(out, both[T.ramp(0, 1, 2)], [*where, T.ramp(d, 1, 2)])
 
 
 def rows_of_block(own: int) -> int:

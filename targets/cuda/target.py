@@ -73,7 +73,7 @@ class CudaTarget:
 
     @property
     def rounds_results(self) -> bool:
-        """Whether norms and activations can give bfloat16 (passes/fuse_rounding.py)."""
+        """Whether norms, activations and attention can give bfloat16 (passes/fuse_rounding.py)."""
         return True
 
     def serves(self, other: object) -> bool:

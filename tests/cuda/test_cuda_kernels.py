@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tvm import tirx
 
+from llmc.compiler import meaning
 from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.narrowed import NARROWED
@@ -111,6 +112,26 @@ def test_results_in_bfloat16(op: str, seed: int) -> None:
     for got, other in zip(others, wanted, strict=False):
         np.testing.assert_array_equal(got, other)
     compare(case, _apart(pairs), _apart(wanted[-1]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("kind", "size"), [("bf16", 32), ("bf16", 12), ("q4", 32), ("f32", 8)])
+def test_attention_in_bfloat16(kind: str, size: int, turned: bool) -> None:
+    """What rounding would make of the same kernel's floats, of few rows and of many; pages get the same."""
+    rng = np.random.default_rng(size)
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": size, "window": 0, "causal": 1}
+    case = attention(rng, kind, lengths=[(140, 2), (3, FEW + 2)], **sizes)
+    if turned:
+        qkv, *others = case.arrays
+        arrays, attrs = [qkv, floats(rng, len(qkv), size), *others], {**case.attrs, "layout": "half"}
+        case = replace(case, op="rope_attention", arrays=arrays, attrs=attrs, symbolic=tuple(range(8)))
+    plain, rounded = (replace(case, arrays=[a.copy() for a in case.arrays]) for _ in range(2))
+    (floats_,) = call(plain, [np.zeros((len(case.arrays[0]), 4 * size), np.float32)])
+    rounded = replace(rounded, op=case.op + ENDING)
+    (pairs,) = call(rounded, [meaning.round_rows(floats_)])
+    np.testing.assert_array_equal(pairs, meaning.round_rows(floats_))
+    for mine, theirs in zip(rounded.arrays, plain.arrays, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def _last(results: Any) -> np.ndarray:
