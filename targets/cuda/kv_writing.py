@@ -10,12 +10,14 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kv_pages import PAGE
 from llmc.targets.cuda.attention_block import EIGHT, THREADS
 from llmc.targets.cuda.kv_kind import Pages, Token
+from llmc.targets.cuda.kv_rows import KvRows, turns_by_halves
 from llmc.targets.cuda.kv_words import KvWords, turns_by_fours
-from llmc.targets.cuda.launch import launch, strided
+from llmc.targets.cuda.launch import by_rows, launch, strided
 from llmc.targets.cuda.rope import Turn
 from llmc.targets.cuda.sight import Places
 from llmc.targets.cuda.staged_chunk import TURNS
 
+FEW_ROWS = 64  # of a step that gives each row blocks of its own
 MOST_STAGED = 128  # elements of a head: of more, a warp's sums do not fit in registers
 
 
@@ -27,11 +29,22 @@ def is_staged(pages: Pages, size: int) -> bool:
 def write_rows(pages: Pages, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int]) -> None:
     """A launch that writes K and V of all rows (M, (H + 2G) D)."""
     if pages.operands and turns_by_fours(sizes[2], 0):
-        KvWords(rows, kv, places, sizes, None, "").emit()
+        _write_words(None, rows, kv, places, sizes, None, "")
         return
     grid = {"blockIdx.x": rows.shape[0], "blockIdx.y": sizes[1], "threadIdx.x": THREADS}
     with launch(grid) as (row, group, thread):
         _write(pages, lambda column: rows[row, column], kv, places, row, sizes, group, thread)
+
+
+def _write_words(
+    q: Any, rows: Any, kv: Any, places: Places, sizes: tuple[int, int, int], table: Any, layout: str
+) -> None:
+    """K and V, and queries where there is a buffer for them, by the launch for so many rows."""
+    few, many = (kind(rows, kv, places, sizes, table, layout) for kind in (KvWords, KvRows))
+    if turns_by_halves(sizes[2]):
+        by_rows(rows.shape[0], [(FEW_ROWS, lambda: few.emit(q))], lambda: many.emit(q))
+    else:
+        few.emit(q)
 
 
 def write_turned(
@@ -44,7 +57,7 @@ def write_turned(
     heads, groups, size = sizes
     if is_staged(pages, size) and turns_by_fours(size, int(table.shape[1])):
         q = T.alloc_buffer((qkv.shape[0], heads * size // 2), "uint32")
-        KvWords(qkv, kv, places, sizes, table, layout).emit(q)
+        _write_words(q, qkv, kv, places, sizes, table, layout)
         return q
     turn, own = Turn(size, heads + groups, 0, layout), heads // groups * size
     q = T.alloc_buffer((qkv.shape[0], heads * size), "float32")

@@ -58,6 +58,19 @@ def _threads(extents: list[tuple[str, Any]]) -> Iterator[list[Any]]:
             yield [index, *others]
 
 
+def by_rows(rows: Any, launches: list[tuple[int, Callable[[], None]]], most: Callable[[], None]) -> None:
+    """The first of these launches that is for at most as many rows as there are, or that of `most` rows."""
+    if not launches:
+        most()
+        return
+    (count, launch), *others = launches
+    with T.If(rows <= count):
+        with T.Then():
+            launch()
+        with T.Else():
+            by_rows(rows, others, most)
+
+
 @contextmanager
 def together(blocks: int) -> Iterator[None]:
     """In a launch whose memory is made for so many blocks of a multiprocessor: registers are not saved for more."""
@@ -212,8 +225,8 @@ def from_bf16(bits: Any) -> Any:
 
 
 __all__ = [
-    "added", "after_launches", "barrier", "bf16_bits", "bf16_pair", "block_reduce", "dynamic", "f32", "fill", "fma",
-    "from_bf16",
+    "added", "after_launches", "barrier", "bf16_bits", "bf16_pair", "block_reduce", "by_rows", "dynamic", "f32", "fill",
+    "fma", "from_bf16",
     "from_lane", "greater", "held", "i32", "lanes", "launch", "local", "row_kernel", "shared", "shuffled",
     "side_by_side", "stored", "strided", "together", "u32", "warp_reduce", "width_threads",
 ]  # fmt: skip

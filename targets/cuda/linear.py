@@ -28,6 +28,7 @@ from llmc.targets.arguments import arguments
 from llmc.targets.cuda import batch, one_row, prefill, warpgroups
 from llmc.targets.cuda.fragments import Read, floats, pairs
 from llmc.targets.cuda.image import Image
+from llmc.targets.cuda.launch import by_rows
 from llmc.targets.cuda.operands import Form
 from llmc.targets.cuda.product import ROWS, Product
 from llmc.targets.cuda.strands import Shape, multiply_few
@@ -70,21 +71,8 @@ def _linear(
         if one is not None:
             launches.append((1, partial(one_row.multiply_one, target, product, one)))
         launches += [(FEW.rows * ROWS, partial(multiply_few, product, few, None)), (BATCH_ROWS, multiply_batch)]
-        _by_rows(out.shape[0], launches, write_and_multiply_many)
+        by_rows(out.shape[0], launches, write_and_multiply_many)
     return builder.get()
-
-
-def _by_rows(rows: Any, launches: list[tuple[int, Callable[[], None]]], most: Callable[[], None]) -> None:
-    """The first of these launches that is for at most as many rows as there are, or that of `most` rows."""
-    if not launches:
-        most()
-        return
-    (count, launch), *others = launches
-    with T.If(rows <= count):
-        with T.Then():
-            launch()
-        with T.Else():
-            _by_rows(rows, others, most)
 
 
 def packed_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
