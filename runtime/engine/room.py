@@ -47,7 +47,8 @@ class Room:
 
     def put_out(self, query: Query) -> None:
         """Take the pages of a running query away; it waits then."""
-        if self.swaps and len(query.speaking) == 1 and not query.unborn and not query.whole:
+        under_way = any(answer.under_way for answer in query.speaking)  # whose logits would come to one that waits
+        if self.swaps and len(query.speaking) == 1 and not under_way and not query.unborn and not query.whole:
             self._swap_out(query)
         else:
             self.keep(query)

@@ -92,7 +92,8 @@ def draw(number: int, endless: tuple[str, ...]) -> Schedule:
 def play(schedule: Schedule, engine: Engine) -> int:
     """Run a schedule, with all checks after every step; how often a query gave way."""
     step_function, parts = engine.runner.step_function, engine.runner.parts
-    engine.runner.step_function = _failing(step_function, schedule.failing)
+    if schedule.failing:
+        engine.runner.step_function = _failing(step_function, schedule.failing)
     if parts is not None:
         engine.runner.parts = replace(parts, parts=(*parts.parts[:-1], _failing(parts.parts[-1], schedule.failing)))
     of: dict[int, Arrival] = {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
+from llmc.runtime.decoding.options import Options
 from llmc.runtime.engine.engine import Engine
 
 SCHEDULES = 200
@@ -34,3 +36,26 @@ def test_a_query_says_what_it_says_alone(make_engine: Callable[..., Engine], sch
         finished += schedules.compare(schedule, alone, f"schedule {number}")
     assert finished > 2 * _TOGETHER
     assert preempted > _TOGETHER // 2
+
+
+@pytest.mark.thorough_if(case=lambda first: 4 * first >= SCHEDULES)
+@pytest.mark.parametrize("first", range(0, SCHEDULES, _TOGETHER))
+def test_where_steps_follow_each_other(
+    make_engine: Callable[..., Engine], schedules: ModuleType, script: Callable[[str], ModuleType], first: int
+) -> None:
+    """The same on a device that does nothing before its answers are wanted; queries give way while steps follow."""
+    late = script("tests/runtime/late_device.py")
+    finished = follows = 0
+    for number in range(first, first + _TOGETHER):
+        schedule = replace(schedules.draw(number, ()), failing=set())
+        for arrival in schedule.arrivals[number % 3 :]:  # in most of them all are greedy
+            wishes = arrival.options
+            arrival.options = Options(max_tokens=wishes.max_tokens + 9, ignore_eos=wishes.ignore_eos)
+        engine = make_engine(eos=schedules.EOS, settings=schedule.settings, pages=schedule.pages, chunk=schedule.chunk)
+        device = late.LateDevice(engine.runner)
+        schedules.play(schedule, engine)
+        follows += device.follows
+        alone = make_engine(eos=schedules.EOS, settings={"keep_prefixes": False}, pages=schedule.pages)
+        finished += schedules.compare(schedule, alone, f"schedule {number}")
+    assert finished > 2 * _TOGETHER
+    assert follows > 2 * _TOGETHER
