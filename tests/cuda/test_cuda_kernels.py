@@ -291,28 +291,6 @@ def test_heads_that_are_turned_by_fours_or_not(turned: int, layout: str) -> None
     check(replace(case, op="rope_attention", arrays=[qkv, table, *pages], attrs=attrs, symbolic=tuple(range(8))))
 
 
-@pytest.mark.parametrize(
-    ("size", "turned", "layout"),
-    [(32, 32, "half"), (32, 16, "half"), (32, 32, "interleaved"), (80, 0, ""), (144, 0, "")],
-)
-def test_steps_of_many_rows_write_what_steps_of_few_do(size: int, turned: int, layout: str) -> None:
-    """Pages and results, bit by bit; pairs of tokens of V are neighbouring rows, or not, or one of a sequence's end."""
-    sizes = {"heads": 2, "kv_heads": 2, "head_dim": size, "bias": "none", "causal": 1, "window": 0}
-    case = attention(np.random.default_rng(size), "bf16", lengths=[(6, 34), (3, 22), (0, 15)], **sizes)
-    if turned:
-        qkv, *pages = case.arrays
-        table, attrs = floats(np.random.default_rng(9), len(qkv), turned), {**case.attrs, "layout": layout}
-        case = replace(case, op="rope_attention", arrays=[qkv, table, *pages], attrs=attrs, symbolic=tuple(range(8)))
-    copies, many = ([a.copy() for a in case.arrays] for _ in range(2))
-    like, kv = OPS[case.op].meaning(*copies, **case.attrs), len(copies) - 6
-    whole = call(replace(case, arrays=many), [like])[0]
-    np.testing.assert_array_equal(many[kv], copies[kv])
-    for rows in (slice(0, 36), slice(36, None)):
-        picked = [a[rows].copy() if len(a) == len(whole) else a for a in case.arrays]
-        np.testing.assert_array_equal(call(replace(case, arrays=picked), [like[rows]])[0], whole[rows])
-    np.testing.assert_array_equal(case.arrays[kv], many[kv])
-
-
 def test_attention_of_many_sequences_of_few_rows() -> None:
     """A block looks at several that are not its own, one after another."""
     sizes = {"heads": 2, "kv_heads": 2, "head_dim": 20, "bias": "none", "causal": 1}
