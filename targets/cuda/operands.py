@@ -3,14 +3,15 @@
 Of block formats an operand is what codes stand for, whole numbers of at most eight bits, which bfloat16 holds. Scales
 multiply sums of products, offsets of blocks sums of x: no weight is rounded, and none is multiplied by its scale.
 
-Lane 4 g + q has rows g and g + 8 of a tile, and of 32 columns eight, in words of two as `Form.pair` says, four
-words of a row that two products take. Its codes are groups q and q + 4 of a unit, which it reads where planes keep them
-(compiler/formats/layout.py). Scales it computes for one block of columns, the q-th of four; lanes ask each other for
-the rest.
+Lane 4 g + q has rows g and g + 8 of a tile, or rows 2 g and 2 g + 1 in their place, and of 32 columns eight, in words
+of two as `Form.pair` says, four words of a row that two products take. Its codes are groups q and q + 4 of a unit,
+which it reads where planes keep them (compiler/formats/layout.py). Scales it computes for one block of columns, the
+q-th of four; lanes ask each other for the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,16 +90,29 @@ class Operands:
     """What a lane knows of operands of a form. Made once in a launch, by all threads of a block.
 
     `threads`: of the block; None where no weights are read. `copies`: of what codes stand for, unless it is the form's.
+    `beside`: a lane's rows are neighbours, whose words stand side by side.
     """
 
-    def __init__(self, form: Form, thread: Any, threads: int | None = None, copies: int | None = None) -> None:
-        self.form, self.copies = form, copies or form.copies
+    def __init__(
+        self, form: Form, thread: Any, threads: int | None = None, copies: int | None = None, beside: bool = False
+    ) -> None:
+        self.form, self.copies, self.beside = form, copies or form.copies, beside
         self.first, self.quarter = T.floordiv(thread, 4) % 8, thread % 4
         self.values = None
         if threads is not None and form.blocks is not None and form.copies:
             # Where a lane's copy stands, in bytes: by way of a shuffle, so that nvcc does not find it again each time.
             self.copy = shuffled(T.cast(thread % self.copies * 4, "uint32"), 0)
             self.values = value_table(form.blocks, thread, threads, self.copies)
+
+    def row(self, half: int) -> Any:
+        """The lane's first or second row of a tile."""
+        return self.first * 2 + half if self.beside else self.first + 8 * half
+
+    def of_rows(self, words: Words, piece: int, at: Any) -> list[Any]:
+        """Words of both rows, of 16 of a piece from word `at` on."""
+        if self.beside:
+            return words.pair(piece, at + self.row(0))
+        return [words.word(piece, at + self.row(half)) for half in range(2)]
 
     def slab(self, words: Words) -> Plain | Coded:
         """The lane's part of 128 columns of a tile."""
@@ -112,22 +126,17 @@ class Plain:
         self.operands, self.read = operands, words
 
     def words(self, block: int) -> list[Parts]:
-        """For each product of a block, its four words by parts: rows g and g + 8 at two columns, at two more."""
-        found = []
-        for step in range(STEPS):
-            first = block * BLOCK + step * 16 + self.operands.quarter * 4
-            rows = [self._row(self.operands.first + 8 * half, first) for half in range(2)]
-            found.append(
-                [[rows[0][part][0], rows[1][part][0], rows[0][part][1], rows[1][part][1]]
-                 for part in range(self.operands.form.parts)]
-            )  # fmt: skip
-        return found
+        """For each product of a block, its four words by parts: both rows at two columns, at two more."""
+        return [self._parts(block * BLOCK + step * 16 + self.operands.quarter * 4) for step in range(STEPS)]
 
-    def _row(self, row: Any, first: Any) -> Parts:
-        """Four columns of a row, as two words a part."""
-        if self.operands.form.parts == 1:
-            return [[self.read.word(0, T.floordiv(first + i, 2) * TILE + row) for i in (0, 2)]]
-        return parted([T.reinterpret("float32", self.read.word(0, (first + i) * TILE + row)) for i in range(4)], 2)
+    def _parts(self, first: Any) -> Parts:
+        """Four columns of both rows."""
+        own = self.operands
+        if own.form.parts == 1:
+            return [[word for i in (0, 2) for word in own.of_rows(self.read, 0, T.floordiv(first + i, 2) * TILE)]]
+        columns = [own.of_rows(self.read, 0, (first + i) * TILE) for i in range(4)]
+        rows = [parted([T.reinterpret("float32", both[half]) for both in columns], 2) for half in range(2)]
+        return [[rows[0][part][0], rows[1][part][0], rows[0][part][1], rows[1][part][1]] for part in range(2)]
 
 
 class Coded:
@@ -136,7 +145,7 @@ class Coded:
     def __init__(self, operands: Operands, format: BlockFormat, words: Words) -> None:
         self.operands, self.format, self.quarter = operands, format, operands.quarter
         self.read = [
-            [[self._plane(words, unit, half, at, bits) for at, bits in _starts(format)] for half in range(2)]
+            list(zip(*(self._plane(words, unit, at, bits) for at, bits in _starts(format)), strict=True))
             for unit in range(SLAB // format.unit)
         ]
         self.tables = [self._tables(words, half) for half in range(2)]
@@ -145,7 +154,7 @@ class Coded:
         ]
 
     def words(self, block: int) -> list[Parts]:
-        """For each product of a block, its four words: rows g and g + 8 at two columns, at two more."""
+        """For each product of a block, its four words: both rows at two columns, at two more."""
         per_unit = self.format.unit // BLOCK
         rows = []
         for half in range(2):
@@ -158,20 +167,20 @@ class Coded:
         return [[[rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]]] for at in (0, 2)]
 
     def scale(self, step: int) -> list[Any]:
-        """Of rows g and g + 8, for the run of products that step `step` of the slab ends."""
+        """Of both rows, for the run of products that step `step` of the slab ends."""
         block = (step + 1 - self.operands.form.run) // STEPS
         at = step % self.operands.form.scales if self.operands.form.run == 1 else 0
         return [from_lane(self.scales[half][at], block, 4) for half in range(2)]
 
     def offsets(self, at: int) -> list[Any]:
-        """Of rows g and g + 8, for offset `at` of the lane's own block."""
+        """Of both rows, for offset `at` of the lane's own block."""
         return [
             scales.offset(first + at, own[at]) for (scales, first), own in zip(self.tables, self.scales, strict=True)
         ]
 
     def _tables(self, words: Words, half: int) -> tuple[Scales, Any]:
         """Of a row: where its scales stand, and which is the first of the lane's own block."""
-        format, row, q = self.format, self.operands.first + 8 * half, self.quarter
+        format, row, q = self.format, self.operands.row(half), self.quarter
         count, of_row = self.operands.form.scales, None
         if format.scale == "row":
             of_row = words.of_row(row)
@@ -185,22 +194,23 @@ class Coded:
             word = lambda at: words.word(0, tables + at)  # noqa: E731
         return Scales(format, row, word, of_row), block
 
-    def _plane(self, words: Words, unit: int, half: int, start: int, bits: int) -> tuple[int, list[Any]]:
-        """The registers of a plane that have the lane's groups, as words; shifted where that is the lane's alone."""
+    def _plane(self, words: Words, unit: int, start: int, bits: int) -> list[tuple[int, list[Any]]]:
+        """Of both rows, the registers of a plane that have the lane's groups, as words; shifted where that is the
+        lane's alone."""
         format, q = self.format, self.quarter
         units = min(format.columns // format.unit, SLAB // format.unit)  # of a record, or of the part in a slab
         codes = unit // units * format.record_words + unit % units * sum(format.planes) * TILE
 
-        def word(register: Any) -> Any:
-            return words.word(0, codes + (start + register) * TILE + self.operands.first + 8 * half)
+        def of_rows(register: Any) -> list[Any]:
+            return self.operands.of_rows(words, 0, codes + (start + register) * TILE)
 
         if bits == 8 or bits in SPREAD:
-            return bits, [word(q), word(q + 4 if bits == 8 else T.min(q + 4, bits - 1))]
-        one = word(q % bits)
+            both = of_rows(q), of_rows(q + 4 if bits == 8 else T.min(q + 4, bits - 1))
+            return [(bits, list(registers)) for registers in zip(*both, strict=True)]
         own = T.cast(T.floordiv(q, bits) * bits, "uint32")
-        return bits, [one if bits == 4 else held(one >> own, "uint32")]
+        return [(bits, [one if bits == 4 else held(one >> own, "uint32")]) for one in of_rows(q % bits)]
 
-    def _codes(self, planes: list[tuple[int, list[Any]]], step: int) -> Any:
+    def _codes(self, planes: Sequence[tuple[int, list[Any]]], step: int) -> Any:
         """Group q + 4 * step of a unit, a code a byte."""
         codes, low = u32(0), 0
         for bits, words in planes:

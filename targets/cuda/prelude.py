@@ -126,6 +126,9 @@ static __device__ __forceinline__ unsigned llmc_load_now(const void* given) {
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(given));
   return word;
 }
+static __device__ __forceinline__ void llmc_load_pair_now(unsigned* to, const void* given) {
+  asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(given));
+}
 template <int GROUPS> static __device__ __forceinline__ void llmc_wait_group_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(GROUPS) : "memory");
 }
@@ -233,6 +236,11 @@ def copy_whole(shared: Any, given: Any, bytes: int, arrivals: Any) -> None:
 def load_now(given: Any) -> Any:
     """A word of a matrix, which is read here and not where it is used."""
     return T.call_pure_extern("uint32", "llmc_load_now", T.address_of(given))
+
+
+def load_pair_now(to: Any, given: Any) -> None:
+    """Two words of a matrix into registers, the first at a multiple of 8 bytes, likewise."""
+    T.evaluate(T.call_extern("void", "llmc_load_pair_now", T.address_of(to), T.address_of(given)))
 
 
 def after_launches() -> None:

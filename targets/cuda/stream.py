@@ -80,6 +80,10 @@ class Words:
         found = T.if_then_else(place < self.pieces.words, self.pieces.at(self.matrix, self.tile, place), nothing)
         return held(T.reinterpret("uint32", held(found, dtype)), "uint32")
 
+    def pair(self, piece: int, at: Any) -> list[Any]:
+        """Words `at`, an even number, and the one after it."""
+        return [self.word(piece, at + i) for i in range(2)]
+
     def of_row(self, row: Any) -> Any:
         """What the head of a tile has for a row, as float32."""
         return T.reinterpret("float32", self.matrix[self.tile, row])

@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets.cuda.image import Image
-from llmc.targets.cuda.launch import after_launches, dynamic, f32, fill, fma, launch, local, together
+from llmc.targets.cuda.launch import after_launches, dynamic, f32, fill, fma, lanes, launch, local, stored, together
 from llmc.targets.cuda.operands import STEPS, Coded, Operands, Plain
 from llmc.targets.cuda.prefill import Totals
 from llmc.targets.cuda.prelude import begin_group_products, commit_group_products, wait_group_products
@@ -78,7 +78,7 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
         "threadIdx.x": THREADS,
     }
     with launch(grid, waits=False) as (block, outputs, thread), together(1):
-        operands = Operands(product.form, thread, THREADS)
+        operands = Operands(product.form, thread, THREADS, beside=True)
         tile = outputs * WARPS + T.floordiv(thread, WARP)
         memory, sums = dynamic(size.words(product), product.form.value_bytes), local((size.sums,))
         totals = Totals(memory, thread, THREADS, size.sums, size.kept)
@@ -101,12 +101,24 @@ def multiply_most(product: Product, image: Image, size: Size) -> None:
                     _multiply_codes(slab, own, x, index)
                 else:
                     _multiply_numbers(slab, own, x, index)
-        several = tirx.const(product.strands() > 1, "bool")
-        for i in range(size.sums):
-            row = block * rows + i // 4 * ROWS + operands.quarter * 2 + i % 2
-            output = tile * TILE + operands.first + i // 2 % 2 * 8
-            with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
-                T.buffer_store(product.out, totals.before(i, several) + sums[i], [row, output])
+        _write(product, operands, tile, block * rows, totals, sums)
+
+
+def _write(product: Product, operands: Operands, tile: Any, first: Any, totals: Totals, sums: Any) -> None:
+    """All sums of a thread, of rows of x from `first` on: outputs side by side together, where rows have pairs of them.
+
+    Sum i is of output i // 2 % 2 of the lane's two, and of an eight of rows of x row 2 q + i % 2.
+    """
+    several = tirx.const(product.strands() > 1, "bool")
+    beside = 2 - product.width % 2
+    columns = [stored(tile * TILE + operands.row(own), beside) for own in range(3 - beside)]
+    for i in (i for i in range(totals.count) if i // 2 % 2 < len(columns)):
+        row, output = first + i // 4 * ROWS + operands.quarter * 2 + i % 2, tile * TILE + operands.row(i // 2 % 2)
+        found = local((beside,))
+        for own in range(beside):
+            T.buffer_store(found, totals.before(i + 2 * own, several) + sums[i + 2 * own], [own])
+        with T.If(tirx.all(row < product.out.shape[0], output < product.width)), T.Then():
+            T.buffer_store(product.out, found[lanes(0, beside)], [row, columns[i // 2 % 2]])
 
 
 def _multiply_numbers(slab: Slab, weights: Plain, x: XAhead, index: Any) -> None:

@@ -211,8 +211,8 @@ class _Launch:
             self._arrivals(name, call.args[1:], mask)
         elif name == "llmc_copy_async":
             self._copy(call, mask)
-        elif name == "llmc_load_pair":
-            self._load_pair(call, mask)
+        elif name in ("llmc_load_pair", "llmc_load_pair_now"):
+            self._load_pair(call, mask, of_operand=name.endswith("_now"))
         elif name == "llmc_after_launches":
             self._begin_after(mask)
         elif name == "llmc_commit_copies":
@@ -264,14 +264,16 @@ class _Launch:
             to.write(*place, values, written=False)
             self.copies.append(Copies(to, place, self.groups[place[2]].copy()))
 
-    def _load_pair(self, call: Any, mask: Array) -> None:
-        """Two words from global memory to registers."""
+    def _load_pair(self, call: Any, mask: Array, of_operand: bool) -> None:
+        """Two words from global memory, or of an operand, to registers."""
         (to, places), (given, sources) = (self._pointed(call.args[i], 2, mask) for i in (1, 2))
         self._touch(given, written=False)
+        if of_operand:
+            self._not_written(given)
         if (sources[0][1] % 2).any():
             raise Fault(f"{given.name}: two words from a place that is no multiple of 8 bytes")
         for place, source in zip(places, sources, strict=True):
-            to.write(*place, given.read(*source))
+            to.write(*place, np.ascontiguousarray(given.read(*source)).view(to.data.dtype))
 
     def _arrivals(self, name: str, args: Any, mask: Array) -> None:
         """Counts of arrivals, and copies that count."""
@@ -427,11 +429,14 @@ class _Launch:
         codes = np.broadcast_to(self.value(expr.args[1], mask), (self.count,))
         return tensor_cores.value(str(expr.args[0].value), np.where(mask, codes, 0))
 
+    def _not_written(self, memory: Memory) -> None:
+        if memory.written is not None:
+            raise Fault(f"{memory.name}: read as if no launch wrote it")
+
     def _loaded(self, expr: Any, mask: Array) -> Array:
         """A word of an operand."""
         memory, places = self._pointed(expr.args[1], 1, mask)
-        if memory.written is not None:
-            raise Fault(f"{memory.name}: read as if no launch wrote it")
+        self._not_written(memory)
         out = np.zeros(self.count, np.uint32)
         out[mask] = np.ascontiguousarray(memory.read(*places[0])).view(np.uint32)
         return out

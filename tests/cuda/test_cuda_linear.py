@@ -68,13 +68,25 @@ def test_shared_memory_of_every_launch_fits(name: str, chip: str) -> None:
 )
 def test_rows_in_every_launch_of_a_chip(op: str, name: str, chip: str) -> None:
     """Blocks are of other sizes where there is more memory, or less, products of one warp or of four; bits stay."""
+    agree(op, name, chip, 40, 192)
+
+
+@pytest.mark.parametrize("width", [40, 37])
+@pytest.mark.parametrize("name", ["bf16", "q4", "q8", "q6", "q3h", "q4_k", "c4"])
+def test_rows_of_whole_slabs(name: str, width: int) -> None:
+    """Words of neighbouring weights come together, and neighbouring outputs go, where rows have pairs of them."""
+    agree("bf16_linear", name, "cuda:sm_90", width, 256)
+
+
+def agree(op: str, name: str, chip: str, width: int, columns: int) -> None:
+    """A layer gives what its op means, and rows the same bits in all launches."""
     rng = np.random.default_rng(5)
-    x, weight = floats(rng, 70, 192), packed(rng, name, 40, 192)
+    x, weight = floats(rng, 70, columns), packed(rng, name, width, columns)
     if op == "bf16_linear":
         x = meaning.round_rows(x)
-    attrs = {"format": name, "width": 40}
+    attrs = {"format": name, "width": width}
     rows = tirx.Var("m", "int64")
-    made = make_kernel(op, CUDA_TARGETS[chip], [[rows, x.shape[1]], list(weight.shape), [rows, 40]], attrs)
+    made = make_kernel(op, CUDA_TARGETS[chip], [[rows, x.shape[1]], list(weight.shape), [rows, width]], attrs)
     wanted = OPS[op].meaning(x, weight, **attrs)
     found = np.full_like(wanted, 77)
     cuda_threads.run(made, [x, weight, found])

@@ -35,7 +35,9 @@ from llmc.targets.cuda.prelude import (
     commit_copies,
     copy_async,
     exp2,
+    load_now,
     load_pair,
+    load_pair_now,
     mma,
     sync_warp,
     votes,
@@ -164,6 +166,33 @@ def test_launches_wait_for_those_before() -> None:
             made(read, waits)
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_launches_write_is_read_as_no_matrix(width: int) -> None:
+    """Of matrices caches may keep what was there before."""
+
+    def made(of: int) -> np.ndarray:
+        with IRBuilder() as builder, T.prim_func():
+            x, out = arguments(["uint32"] * 2, [[2 * THREADS], [THREADS]])
+            kept = T.alloc_buffer((2 * THREADS,), "uint32")
+            with launch({"threadIdx.x": THREADS}) as (thread,):
+                for i in range(2):
+                    T.buffer_store(kept, x[2 * thread + i], [2 * thread + i])
+            with launch({"threadIdx.x": THREADS}) as (thread,):
+                found = local((2,), "uint32")
+                if width == 2:
+                    load_pair_now(found[0], (x, kept)[of][2 * thread])
+                else:
+                    T.buffer_store(found, load_now((x, kept)[of][2 * thread + 1]), [1])
+                T.buffer_store(out, found[1], [thread])
+        given, out = np.arange(2 * THREADS, dtype=np.uint32), np.zeros(THREADS, np.uint32)
+        cuda_threads.run(builder.get(), [given, out])
+        return out
+
+    np.testing.assert_array_equal(made(0), np.arange(1, 2 * THREADS, 2))
+    with pytest.raises(cuda_threads.Fault, match="read as if no launch wrote it"):
+        made(1)
+
+
 def test_what_a_launch_in_front_writes_is_read_when_it_has_ended() -> None:
     """Of an operand, other elements may be read before."""
 
@@ -188,9 +217,9 @@ def half_vote(x: Any, out: Any, row: Any, thread: Any) -> None:
         T.buffer_store(out, T.cast(held(votes(thread < 3), "uint32"), "float32"), [row, thread])
 
 
-def pair_between(x: Any, out: Any, row: Any, thread: Any) -> None:
+def pair_between(x: Any, out: Any, row: Any, thread: Any, load: Callable[[Any, Any], None] = load_pair) -> None:
     both = local((2,))
-    load_pair(both[0], x[row, thread // 2 + 1])
+    load(both[0], x[row, thread // 2 + 1])
     T.buffer_store(out, both[0], [row, thread])
 
 
@@ -213,6 +242,7 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "half of a warp shuffles": (half_shuffle, "a shuffle that only some threads"),
     "half of a warp votes": (half_vote, "a vote that only some threads"),
     "two words from anywhere": (pair_between, "no multiple of 8 bytes"),
+    "two words of a matrix from anywhere": (lambda *a: pair_between(*a, load_pair_now), "no multiple of 8 bytes"),
     "half of a warp multiplies": (half_product, "a product of tensor cores that only some threads"),
     "operands beyond a buffer": (product_of_too_few, "outside of .*: 2 words from"),
     "copies that are on their way": (lambda *a: copied(*a, waits=False), "read before it is written"),

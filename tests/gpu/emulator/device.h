@@ -257,6 +257,7 @@ static Copies copies[MOST_THREADS];
   copy.group = own.groups;
 }
 [[maybe_unused]] static void llmc_load_pair(unsigned *to, const unsigned *given) { memcpy(to, given, 8); }
+[[maybe_unused]] static void llmc_load_pair_now(unsigned *to, const void *given) { memcpy(to, given, 8); }
 [[maybe_unused]] static void llmc_commit_copies() { emulated::copies[emulated::current].groups++; }
 template <unsigned GROUPS> static void llmc_wait_copies() {
   emulated::Copies &own = emulated::copies[emulated::current];
