@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Cudart, OutOfMemory, Po
 from llmc.runtime.loading import library
 
 if TYPE_CHECKING:
+    from llmc.runtime.cuda.launched import Launched
     from llmc.runtime.cuda.rows import Lent
 
 Progress = Callable[[str, int, int], None]
@@ -37,14 +38,15 @@ class Device:
 
     TVM gives memory of a step to others as soon as the step has been put on the stream. So all models of a process have
     one stream (`the_device`), and who puts more than one thing on it holds `lock`. lent: results of steps that are read
-    when somebody wants them. last: the captured step that was launched last; None if others have used TVM's memory
-    since. waits: how to wait where what is on the stream may never be done, as it waits for others.
+    when somebody wants them. last: the captured step that was launched last, if somebody still wants what it gives;
+    None if others have used TVM's memory since. waits: how to wait where what is on the stream may never be done, as it
+    waits for others.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.lent: WeakSet[Lent] = WeakSet()
-        self.last: object | None = None
+        self.last: ref[Launched] | None = None
         self.waits: Callable[[Callable[[], bool]], None] | None = None
         self.ffi = library.import_ffi()
         self.cudart = Cudart()

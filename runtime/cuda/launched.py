@@ -82,7 +82,7 @@ class Launched:
         with device.lock:
             if self._found is None:
                 self.side.wait()
-                there = device.last is self
+                there = device.last is not None and device.last() is self
                 self._found = [
                     *(self._rows(tensor, there) for tensor in self.captured.lazy),
                     *(array[:wanted].copy() for array in self.captured.copied),

@@ -9,6 +9,7 @@ token of each row by itself. So there are two sides, each with memory for what g
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -93,8 +94,8 @@ class DeviceStep:
         sizes, rows, wanted = self._sizes(arrays), len(arrays[0]), len(arrays[6 + self._groups])
         device = self._device
         with device.lock:
-            last = device.last
-            if not isinstance(last, Launched) or last.step is not self or len(last.captured.tensors) != _TOLD:
+            last = None if device.last is None else device.last()
+            if last is None or last.step is not self or len(last.captured.tensors) != _TOLD:
                 return None
             if not last.rows == last.wanted == rows == wanted or 4 * sizes.places[-1] > _INDEX_BYTES:
                 return None
@@ -131,7 +132,7 @@ class DeviceStep:
         launched = Launched(self, side, captured, rows, wanted)
         self._device.cudart.launch(captured.graph, self._device.stream)
         side.begin(launched)
-        self._device.last = launched
+        self._device.last = weakref.ref(launched)
         return launched
 
     def _parted(self, tensors: list[Any]) -> tuple[list[Any], list[Any]]:

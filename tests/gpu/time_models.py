@@ -132,6 +132,7 @@ def decode(runner: Runner, sequences: list[Sequence], steps: int) -> list[float]
     for _ in range(steps):
         ahead = runner.follow(begun)
         tokens = begun.wait().argmax.tolist()
+        del begun  # who holds logits has them read before the next step is launched
         begun = ahead or runner.begin([Feed(each, [token]) for each, token in zip(sequences, tokens, strict=True)])
         now = time.perf_counter()
         took.append(now - before)
