@@ -22,7 +22,7 @@ from tvm import tirx
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import KINDS, page_shape
 from llmc.compiler.ops.narrowed import NARROWED
-from llmc.compiler.ops.rounded import ENDING
+from llmc.compiler.ops.rounded import ATTENTION, ENDING
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, PLAIN, make_kernel
 from llmc.targets.cuda.nvcc import Resources, find_nvcc
@@ -36,6 +36,7 @@ MOST_SPILLED = 96  # bytes of a thread, stores and loads, that a kernel may have
 WIDTH, FFN, HEADS, KV_HEADS, SIZE, VOCAB = 4096, 14336, 32, 8, 128, 32000
 EXPERTS, USED = 8, 2  # experts of a layer, and those that a token uses
 QKV = (HEADS + 2 * KV_HEADS) * SIZE
+ROUNDED = ("q8", "q4", "q3h", "c4", "c3h")  # of codes that are multiplied with bfloat16, those that are compiled here
 
 HEAD = """# What CUDA kernels take
 
@@ -105,6 +106,8 @@ def cases() -> dict[str, Case]:
         attrs = {"format": name, "width": WIDTH}
         found[f"packed_linear {name}"] = ("packed_linear", [row, packed(name), row], attrs)
         found[f"packed_embedding {name}"] = ("packed_embedding", [[m], packed(name), row], attrs)
+        if name in ROUNDED:
+            found[f"bf16_linear {name}"] = ("bf16_linear", [[m, WIDTH // 2], packed(name), row], attrs)
     found |= _experts() | _heads()
     for kind in KINDS:
         pool = [p, *page_shape(kind, KV_HEADS, SIZE)]
@@ -119,6 +122,9 @@ def cases() -> dict[str, Case]:
         found[f"load_keys {kind}"] = ("load_keys", [pool, [n], keys], sizes)
         found[f"copy_pages {kind}"] = ("copy_pages", [pool, [n], [n], [1]], {"kv_dtype": kind})
         found[f"store_keys {kind}"] = ("store_keys", [keys, pool, [n], [n], [1]], sizes)
+    for op in ATTENTION:
+        _, (*shapes, last), attrs = found[f"{op} bf16"]
+        found[f"{op}{ENDING} bf16"] = (op + ENDING, [*shapes, [m, int(last[1]) // 2]], attrs)
     found |= _other_attention(heads)
     assert {op for op, *_ in found.values()} == {*KERNELS, *PLAIN, ADD_PARTS}
     return found
