@@ -26,7 +26,7 @@ from llmc.targets.cuda.fragments import COLUMNS
 from llmc.targets.cuda.kv_kind import Pages
 from llmc.targets.cuda.kv_pages import KINDS
 from llmc.targets.cuda.kv_writing import is_staged, write_rows, write_turned
-from llmc.targets.cuda.launch import barrier, bf16_pair, dynamic, f32, i32, launch, local, shared, strided
+from llmc.targets.cuda.launch import barrier, bf16_pair, dynamic, f32, i32, launch, local, shared, strided, together
 from llmc.targets.cuda.prelude import after_launches
 from llmc.targets.cuda.records import LOWEST, Record
 from llmc.targets.cuda.rotation import rotate
@@ -144,6 +144,7 @@ class _Attention:
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
         self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
+        self.parts_together = max(1, min(8, target.shared_bytes // part_bytes(self.size)))  # blocks of a multiprocessor
         self.paired = self.staged and not pages.rotated  # what can give pairs of bfloat16 at once
         self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record: these stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
@@ -206,7 +207,7 @@ class _Attention:
     def _parts_staged(self, records: Any) -> None:
         """A launch for the chunks of sequences that have few."""
         grid = {"blockIdx.x": self.places.parts, "blockIdx.y": self.shares, "threadIdx.x": THREADS}
-        with launch(grid, waits=False) as (part, share, thread):
+        with launch(grid, waits=False) as (part, share, thread), together(self.parts_together):
             queries, chunk = self._staged(share, thread, part_memory(self.size))
             StagedPart(queries, chunk, self.places, thread).emit(
                 part, records, lambda row, head, d: [part, row, share * self.own + head, d]
