@@ -61,6 +61,7 @@ class DeviceStep:
         self._index_tensor = device.tensor((_INDEX_BYTES // 4,), I32_TYPE, "the index arrays")
         self._sides = [Side(device, _INDEX_BYTES, _RESULT_BYTES)]
         self._seen: dict[Sizes, int] = {}
+        self._failed: set[Sizes] = set()  # of steps to follow others, which were not to be captured
         self._views: dict[Sizes, _Cut] = {}
 
     def __call__(self, *arrays: I32) -> list[Any]:
@@ -102,7 +103,7 @@ class DeviceStep:
             if len(self._sides) == 1:
                 self._sides.append(Side(device, _INDEX_BYTES, _RESULT_BYTES))
             side = self._sides[last.side is self._sides[0]]
-            if sizes not in side.captured and sizes not in self._sides[0].captured:
+            if sizes not in side.captured and (sizes not in self._sides[0].captured or sizes in self._failed):
                 return None  # not before it has come twice by itself
             self._fill(side, sizes, arrays)
             ids = last.captured.tensors[_TOP_IDS]
@@ -115,6 +116,7 @@ class DeviceStep:
 
             captured = side.captured.get(sizes) or self._capture(side, sizes, put)
             if captured is None:
+                self._failed.add(sizes)
                 return None
             put()
             return self._launch(side, captured, rows, wanted).wait
