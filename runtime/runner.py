@@ -178,10 +178,10 @@ class Runner:
         if any(feed.passage is not None for feed in batch):
             return self._pass(batch, ids)
         if self.encode_function is None:
-            return self._call(self.step_function, batch, ids)
+            return self._call(self._begins(self.step_function), batch, ids)
         if any(feed.sequence.source is None or not feed.sequence.source.length for feed in batch):
             raise RequestError("a sequence of a model with an encoder needs a source that was encoded")
-        return self._call(self.step_function, batch, ids, sources=True)
+        return self._call(self._begins(self.step_function), batch, ids, sources=True)
 
     def follow(self, begun: Begun) -> Begun | None:
         """Begin the step behind one that has begun: its sequences go on with the greatest token of their rows.
@@ -196,7 +196,7 @@ class Runner:
         batch, ids = [Feed(sequence, _UNKNOWN) for sequence in begun.ones], [_UNKNOWN] * len(begun.ones)
         try:
             self._check(batch, ids)
-            return self._call(_Following(follow), batch, ids)
+            return self._call(follow, batch, ids)
         except (RequestError, _NotNow):
             return None
 
@@ -209,23 +209,29 @@ class Runner:
         self._check(batch, ids)
         if any(feed.sequence.length for feed in batch):
             raise RequestError("a source is encoded as a whole: release its sequence before it takes another one")
-        self._call(self.encode_function, batch, ids)
+        self._call(self._begins(self.encode_function), batch, ids)
 
-    def _call(self, function: Any, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Begun:
-        """Feed checked tokens to one of the compiled functions."""
+    def _begins(self, function: Step) -> Step:
+        """The function as one that gives what waits for it, as those of a device and of several stages do."""
+        if self.stages > 1:
+            return function
+        begin: Step = getattr(function, "begin", None) or partial(_done, function)
+        return begin
+
+    def _call(self, begin: Step, batch: list[Feed], ids: list[NDArray[np.int32]], sources: bool = False) -> Begun:
+        """Feed checked tokens to what begins one of the compiled functions; _NotNow where that gives nothing."""
         with self.lock:
             lengths = [f.sequence.length + len(i) for f, i in zip(batch, ids, strict=True)]
-            begin: Callable[..., Any] = getattr(function, "begin", function)  # of a device, that gives what waits
             with self.pool.reserving([(f.sequence, n) for f, n in zip(batch, lengths, strict=True)]):
-                found = begin(*_arrays(batch, ids), *(_source_arrays(batch) if sources else ()))
+                given = begin(*_arrays(batch, ids), *(_source_arrays(batch) if sources else ()))
+                if given is None:
+                    raise _NotNow
             for feed, length in zip(batch, lengths, strict=True):
                 feed.sequence.position += length - feed.sequence.length
                 feed.sequence.length = length
             wanted = sum(_wanted(feed, len(i)) for feed, i in zip(batch, ids, strict=True))
-            begun = Begun(
-                found if begin is not function or self.stages > 1 else lambda: found, wanted, self.lock
-            )  # fmt: skip
-            if begin is not function and not sources and wanted == len(batch) == sum(map(len, ids)):
+            begun = Begun(given, wanted, self.lock)
+            if not sources and wanted == len(batch) == sum(map(len, ids)):
                 begun.ones = [feed.sequence for feed in batch]
             self._latest = weakref.ref(begun)
         return begun
@@ -326,19 +332,10 @@ class _NotNow(Exception):
     """A step cannot be followed."""
 
 
-class _Following:
-    """A step's function, to be called as `_call` does, for a step that follows another."""
-
-    def __init__(self, follow: Step) -> None:
-        self._follow = follow
-
-    def begin(self, *arrays: NDArray[np.int32]) -> Callable[[], Any]:
-        """What waits for it. Raises _NotNow."""
-        found = self._follow(*arrays)
-        if found is None:
-            raise _NotNow
-        waits: Callable[[], Any] = found
-        return waits
+def _done(function: Step, *arrays: NDArray[np.int32]) -> Callable[[], Any]:
+    """Call a function whose results are there when it returns."""
+    found = function(*arrays)
+    return lambda: found
 
 
 def as_ids(ids: Ids, vocab: int) -> NDArray[np.int32]:

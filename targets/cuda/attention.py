@@ -33,7 +33,7 @@ from llmc.targets.cuda.rotation import rotate
 from llmc.targets.cuda.scoring import Scoring
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
 from llmc.targets.cuda.staged_chunk import StagedChunk
-from llmc.targets.cuda.staged_part import StagedPart, part_bytes, part_memory
+from llmc.targets.cuda.staged_part import StagedPart, part_bytes, part_memory, parts_together
 from llmc.targets.cuda.staged_queries import StagedQueries
 from llmc.targets.cuda.staged_whole import StagedWhole, rows_of_block
 from llmc.targets.cuda.target import WARP, CudaTarget
@@ -138,13 +138,13 @@ class _Attention:
         scoring: Scoring,
         sizes: tuple[int, int, int],
     ) -> None:
-        self.pages, self.q, self.kv, self.out, self.places, self.scoring = pages, q, kv, out, places, scoring
+        self.target, self.pages, self.scoring = target, pages, scoring
+        self.q, self.kv, self.out, self.places = q, kv, out, places
         heads, groups, self.size = sizes
         self.shared, self.rows = heads // groups, q.shape[0]
         self.own = shared_heads(self.shared)
         self.shares = heads // self.own
         self.staged = is_staged(pages, self.size) and part_bytes(self.size) <= target.shared_bytes
-        self.parts_together = max(1, min(8, target.shared_bytes // part_bytes(self.size)))  # blocks of a multiprocessor
         self.paired = self.staged and not pages.rotated  # what can give pairs of bfloat16 at once
         self.width = -(-self.size // COLUMNS) * COLUMNS  # of sums in a record: these stand in multiples of 16 bytes
         self.few, self.many = (Block.best(self.own, self.size, pages.parts, tiles) for tiles in (1, MOST_TILES))
@@ -207,7 +207,7 @@ class _Attention:
     def _parts_staged(self, records: Any) -> None:
         """A launch for the chunks of sequences that have few."""
         grid = {"blockIdx.x": self.places.parts, "blockIdx.y": self.shares, "threadIdx.x": THREADS}
-        with launch(grid, waits=False) as (part, share, thread), together(self.parts_together):
+        with launch(grid, waits=False) as (part, share, thread), together(parts_together(self.target, self.size)):
             queries, chunk = self._staged(share, thread, part_memory(self.size))
             StagedPart(queries, chunk, self.places, thread).emit(
                 part, records, lambda row, head, d: [part, row, share * self.own + head, d]

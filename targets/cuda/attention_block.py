@@ -18,7 +18,6 @@ EIGHT = 8  # columns of one product
 WARP_PAGES = CHUNK // PAGE // WARPS  # that a warp scores
 MOST_TILES = 4
 WEIGHT_PARTS = 2  # of bfloat16 that a weight goes in: one would be wrong by 1/512
-ROUNDED_PARTS = 1  # over pages of bfloat16, whose own numbers are wrong by as much
 MOST_SUMS = 64  # registers of a thread for the sums of a chunk, where there are several tiles
 
 

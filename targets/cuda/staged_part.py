@@ -14,16 +14,17 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, THREADS, TILE, WARPS
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS
 from llmc.targets.cuda.finding import FEW, Finding
-from llmc.targets.cuda.fragments import COLUMNS, products
+from llmc.targets.cuda.fragments import COLUMNS
 from llmc.targets.cuda.launch import added, barrier, dynamic, f32, fill, greater, local, shared, warp_reduce
 from llmc.targets.cuda.prelude import after_launches, commit_copies, mma, sync_warp, wait_copies
 from llmc.targets.cuda.sight import CHUNK, Counting, Places, Sequence, Sight, held_int
 from llmc.targets.cuda.staged_chunk import KEYS, PAGES, TURNS, VALUES, StagedChunk
 from llmc.targets.cuda.staged_queries import PAIR, StagedQueries
-from llmc.targets.cuda.target import WARP
+from llmc.targets.cuda.target import WARP, CudaTarget
 
+REGISTERS = 128  # of a thread, that it may take however many blocks there would be room for
 MOST_EARLY = 64  # rows of a step that are looked through for those that write to a page
 
 # row of the sequence's few, head of the block's, element -> its place in records
@@ -38,7 +39,7 @@ class StagedPart:
         self.turns = queries.size // (TURNS * EIGHT)  # eights of elements of V that a warp has
         self.warp, self.lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
         self.finding = Finding(places, thread, WARPS)
-        self.weights = shared((PAGES * ROUNDED_PARTS * WARP * COLUMNS,), "uint32")
+        self.weights = shared((PAGES * WARP * COLUMNS,), "uint32")
         self.tops = shared((WARPS, TILE))
         self.totals = shared((WARPS, TILE, 4))
         self.scores = local((PAIR * 2 * 4,))
@@ -170,18 +171,16 @@ class StagedPart:
                 with T.If(lanes), T.Then():
                     T.buffer_store(memory, numbers[half], place(half))
 
-    def _store(self, number: Any, both: list[Any]) -> None:
+    def _store(self, number: Any, weights: list[Any]) -> None:
         """Weights of a page, as lanes read them."""
-        words = local((COLUMNS,), "uint32")
-        for part in range(ROUNDED_PARTS):
-            for i in range(COLUMNS):
-                T.buffer_store(words, both[i % 2][part][i // 2], [i])
-            at = ((number * ROUNDED_PARTS + part) * WARP + self.lane) * COLUMNS
-            T.buffer_store(self.weights, words[T.ramp(0, 1, COLUMNS)], [T.ramp(at, 1, COLUMNS)])
+        words, at = local((COLUMNS,), "uint32"), (number * WARP + self.lane) * COLUMNS
+        for i, word in enumerate(weights):
+            T.buffer_store(words, word, [i])
+        T.buffer_store(self.weights, words[T.ramp(0, 1, COLUMNS)], [T.ramp(at, 1, COLUMNS)])
 
     def _add_values(self, sums: Any) -> None:
         """Products of all weights with the warp's elements of V."""
-        a, b = local((ROUNDED_PARTS * COLUMNS,), "uint32"), local((2,), "uint32")
+        a, b = local((COLUMNS,), "uint32"), local((2,), "uint32")
         fill(sums, f32(0))
         own = self.staged.value_place(self.warp)
         with T.serial(0, PAGES // PAIR, unroll=False) as pair:
@@ -189,14 +188,11 @@ class StagedPart:
             seen = tirx.any(*(self._sees(first + p * PAGE, PAGE) for p in range(PAIR)))
             with T.If(seen), T.Then():
                 for number in (pair * PAIR + p for p in range(PAIR)):
-                    for part in range(ROUNDED_PARTS):
-                        at = ((number * ROUNDED_PARTS + part) * WARP + self.lane) * COLUMNS
-                        to = T.ramp(part * COLUMNS, 1, COLUMNS)
-                        T.buffer_store(a, self.weights[T.ramp(at, 1, COLUMNS)], [to])
+                    at = (number * WARP + self.lane) * COLUMNS
+                    T.buffer_store(a, self.weights[T.ramp(at, 1, COLUMNS)], [T.ramp(0, 1, COLUMNS)])
                     for turn in range(self.turns):
                         self.staged.values(number, own, turn, b)
-                        for i, _ in products(ROUNDED_PARTS, 1):
-                            mma(sums[turn * 4], a[i * COLUMNS], b[0])
+                        mma(sums[turn * 4], a[0], b[0])
 
     def _save(self, records: Any, number: Any, place: Place) -> None:
         """Sums, then the totals and the greatest scores, of rows from the sequence's `number`-th on."""
@@ -220,10 +216,15 @@ def part_bytes(size: int) -> int:
     return 4 * StagedChunk.words(size) + _BESIDE
 
 
+def parts_together(target: CudaTarget, size: int) -> int:
+    """Blocks of a multiprocessor that registers are saved for: as many as have room, if a thread has REGISTERS then."""
+    return min(target.shared_bytes // part_bytes(size), target.registers // (THREADS * REGISTERS))
+
+
 def part_memory(size: int) -> Any:
     """What a part has of a chunk."""
     return dynamic(StagedChunk.words(size), _BESIDE)
 
 
 # Weights, what warps show each other, and rows that they have found.
-_BESIDE = 4 * (PAGES * ROUNDED_PARTS * WARP * COLUMNS + WARPS * TILE * 5 + WARPS * FEW)
+_BESIDE = 4 * (PAGES * WARP * COLUMNS + WARPS * TILE * 5 + WARPS * FEW)

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, TILE, K
-from llmc.targets.cuda.fragments import COLUMNS, Parts, parted
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, TILE, K
+from llmc.targets.cuda.fragments import COLUMNS, parted
 from llmc.targets.cuda.launch import f32, fill, greater, held, local, u32, warp_reduce
 from llmc.targets.cuda.prelude import exp2, load_pair, mma
 from llmc.targets.cuda.records import LOWEST
@@ -163,6 +163,8 @@ class StagedQueries:
                     T.buffer_store(sums, sums[to] + scores[at], [to])
         return [[sums[half * (pages // PAIR) + pair] for pair in range(pages // PAIR)] for half in range(HALVES)]
 
-    def weights(self, scores: Any, p: int) -> list[Parts]:
-        """Of a page, parts of both queries' four numbers."""
-        return [parted([scores[at] for _, _, at in self._places(half, [p])], ROUNDED_PARTS) for half in range(HALVES)]
+    def weights(self, scores: Any, p: int) -> list[Any]:
+        """Of a page, words of a product: of two slots of both queries, and of two more; in one bfloat16 each, for V is
+        off by as much."""
+        both = [parted([scores[at] for _, _, at in self._places(half, [p])], 1)[0] for half in range(HALVES)]
+        return [both[word % 2][word // 2] for word in range(COLUMNS)]

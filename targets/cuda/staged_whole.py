@@ -14,9 +14,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
-from llmc.targets.cuda.attention_block import EIGHT, HALVES, ROUNDED_PARTS, THREADS, TILE, WARPS
+from llmc.targets.cuda.attention_block import EIGHT, HALVES, THREADS, TILE, WARPS
 from llmc.targets.cuda.finding import FEW
-from llmc.targets.cuda.fragments import COLUMNS, products
+from llmc.targets.cuda.fragments import COLUMNS
 from llmc.targets.cuda.launch import (
     added,
     barrier,
@@ -182,13 +182,11 @@ class StagedWhole:
                 self.staged.clear(number, begin + number * PAGE, anybody)
 
     def _weights(self) -> Any:
-        """All weights as products take them: words of each page and part."""
-        a = local((PAGES * ROUNDED_PARTS * COLUMNS,), "uint32")
+        """All weights as products take them: words of each page."""
+        a = local((PAGES * COLUMNS,), "uint32")
         for p in range(PAGES):
-            both = self.queries.weights(self.scores, p)
-            for i in range(ROUNDED_PARTS):
-                for word in range(COLUMNS):
-                    T.buffer_store(a, both[word % 2][i][word // 2], [(p * ROUNDED_PARTS + i) * COLUMNS + word])
+            for i, word in enumerate(self.queries.weights(self.scores, p)):
+                T.buffer_store(a, word, [p * COLUMNS + i])
         return a
 
     def _merge(self, sums: list[list[Any]], a: Any, total: Record) -> None:
@@ -208,8 +206,7 @@ class StagedWhole:
             for p in range(PAGES):
                 for eight in range(TURNS):
                     self.staged.values(i32(p), self.values[eight], turn, b)
-                    for i, _ in products(ROUNDED_PARTS, 1):
-                        mma(new[eight * 4], a[(p * ROUNDED_PARTS + i) * COLUMNS], b[0])
+                    mma(new[eight * 4], a[p * COLUMNS], b[0])
             for at in range(TURNS * 4):
                 total.take(turn * TURNS * 4 + at, new[at], factors)
 

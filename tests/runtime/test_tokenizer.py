@@ -52,8 +52,9 @@ def test_pieces_join_to_the_whole(kind: str, ids: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", ["byte-level", "fallback"])
 @settings(deadline=None)
-@given(text=st.text(st.characters(codec="utf-8", exclude_characters="▁\x00"), max_size=30))
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="▁\x00<"), max_size=30))
 def test_any_text_survives(kind: str, text: str) -> None:
+    """But what special tokens, which begin with <, are written as."""
     tokenizer, backend = pair(kind)
     ids = tokenizer.encode(text, bos=False)
     made = pieces(tokenizer, ids)
