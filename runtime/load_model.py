@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.runtime.workers.front import Front
 
 _MAX_THREADS = 1024
+_DRAFTS = 7  # with the token before them eight rows, which most kernels read at once
 _CACHED_CONTEXTS = 8  # full sequences the cache holds unless asked otherwise, memory permitting
 
 
@@ -41,6 +42,7 @@ def load(
     most_running: int = 256,
     keep_prefixes: bool = True,
     prefill: str = "chunked",
+    drafts: int | None = None,
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
@@ -49,7 +51,8 @@ def load(
     hashes the weights when they were not found intact before, "always" at every load. progress(stage, done, total) is
     called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most; default 512, and
     2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
-    policy, preemption, most_running, keep_prefixes, prefill: as `Engine` takes them.
+    policy, preemption, most_running, keep_prefixes, prefill, drafts: as `Engine` takes them; drafts: by default 7, and
+    none where a device begins a step before it is known what the one before it says.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
@@ -95,7 +98,7 @@ def load(
     return Model(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
-        front=front,
+        front=front, drafts=(0 if runner.follows else _DRAFTS) if drafts is None else drafts,
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def measure(
     """Return prefill and decode rates of every repeat, load time and peak memory of each worker, in bytes.
 
     None in a worker that is not the front. Prompts are fixed token ids, one different prompt per sequence; greedy; the
-    end is ignored.
+    end is ignored. No token is drafted: what a guess saves is the text's doing.
     """
     import llmc.runtime
     from llmc.runtime.workers.attend import attend
@@ -65,7 +65,7 @@ def measure(
         return None
     start = time.perf_counter()
     cache_tokens = batch * (prompt_tokens + new_tokens + 32)  # prompts that an encoder reads have pages of their own
-    model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens)
+    model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens, drafts=0)
     load_s = time.perf_counter() - start
     with model:
         vocab = model.manifest["vocab"]

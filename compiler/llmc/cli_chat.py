@@ -12,7 +12,7 @@ import click
 from llmc.cli_run import as_record, for_terminal
 from llmc.console import json_option, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import for_devices, threads_option
+from llmc.options import drafts_option, for_devices, threads_option
 
 Message = dict[str, str]
 
@@ -31,10 +31,13 @@ Examples:
 @click.argument("artifact", metavar="NAME.llmc")
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @threads_option
+@drafts_option
 @json_option
 @decoding_options("n")
 @for_devices
-def chat(artifact: str, system: str | None, threads: int | None, as_json: bool, **decoding: Any) -> None:
+def chat(
+    artifact: str, system: str | None, threads: int | None, drafts: int | None, as_json: bool, **decoding: Any
+) -> None:  # fmt: skip
     """Talk with the model in NAME.llmc; it remembers what was said before.
 
     /reset forgets the conversation, /save FILE writes it to a file with what the model has read of
@@ -46,7 +49,7 @@ def chat(artifact: str, system: str | None, threads: int | None, as_json: bool, 
     import llmc.runtime
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, progress=progress)
+        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, progress=progress)
     with model:
         if not model.manifest.get("chat_template"):
             raise click.ClickException(

@@ -9,7 +9,7 @@ import click
 
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import for_devices, threads_option
+from llmc.options import drafts_option, for_devices, threads_option
 from llmc.run_graph import run_graph
 
 # What a terminal would obey if a model wrote it: control characters, less newline and tab.
@@ -80,6 +80,7 @@ Examples:
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input of a compiled graph.")
 @click.option("--output-dir", metavar="FOLDER", help="Write the outputs of a graph there, as NAME.npy.")
 @threads_option
+@drafts_option
 @json_option
 @decoding_options()
 @for_devices
@@ -90,6 +91,7 @@ def run(
     inputs: tuple[str, ...],
     output_dir: str | None,
     threads: int | None,
+    drafts: int | None,
     as_json: bool,
     **decoding: Any,
 ) -> None:
@@ -111,7 +113,7 @@ def run(
     text = read_prompt(prompt)
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, progress=progress)
+        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, progress=progress)
     with model:
         if raw or not model.manifest.get("chat_template"):
             stream = model.stream(text, **options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import for_devices, read_text, threads_option
+from llmc.options import drafts_option, for_devices, read_text, threads_option
 
 _NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
@@ -38,6 +38,7 @@ Examples:
 @click.option("--policy", type=click.Choice(["fcfs", "fair"]), default="fcfs", show_default=True,
               help="Who goes first; fair: 'user' of requests by turns.")  # fmt: skip
 @threads_option
+@drafts_option
 @json_option
 @for_devices
 def serve(
@@ -53,6 +54,7 @@ def serve(
     cache_tokens: int | None,
     policy: str,
     threads: int | None,
+    drafts: int | None,
     as_json: bool,
 ) -> None:
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.
@@ -76,7 +78,7 @@ def serve(
 
         with progress_bars() as progress:
             model = llmc.runtime.load(
-                artifact, threads=threads, cache_tokens=cache_tokens, policy=policy, progress=progress
+                artifact, threads=threads, cache_tokens=cache_tokens, policy=policy, drafts=drafts, progress=progress
             )
         with model:
             limits = Limits(

@@ -14,6 +14,12 @@ threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads (default, and at most: every core allowed)."
 )
 
+drafts_option = click.option(
+    "--drafts",
+    type=click.IntRange(0, 15),
+    metavar="N",
+    help="Tokens guessed ahead at most, and checked at once (default: 7, on a GPU 0). It changes speed alone.",
+)
 
 devices_option = click.option(
     "--devices", is_flag=True, help="Start a worker for each device the artifact was compiled for (mpirun)."

@@ -87,6 +87,10 @@ class Chooser:
         logprob = self._logprob(row, token)
         return Choice(token, logprob, self._top(row), max(math.exp(logprob), math.ulp(0.0)))
 
+    def forced(self) -> list[int]:
+        """Tokens that the form of the answer leaves hardly a choice but to take next."""
+        return [] if self._grammar is None else self._grammar.forced()
+
     def accept(self, choice: Choice) -> None:
         """Go on after this token."""
         self._said += 1

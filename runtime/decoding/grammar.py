@@ -79,6 +79,11 @@ class Grammar:
         ids, values = row.ids[listed], row.values[listed]
         return Row(row.vocab, lambda: _masked(row.logits, may), ids, values, normalizer)
 
+    def forced(self) -> list[int]:
+        """Tokens that write the bytes that must come next, as the tokenizer would; none where there is a choice."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
     def accept(self, token: int) -> None:
         """The answer goes on with this token."""
         self._matcher.consume_token(token)

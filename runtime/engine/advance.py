@@ -42,7 +42,9 @@ def advance(query: Query, room: Room, text: Callable[[], TextStream]) -> list[St
     ready = [answer for answer in query.speaking if answer.row is not None and not answer.todo]
     chosen = [answer.chooser.choose(answer.row) for answer in ready if answer.chooser and answer.row]
     query.torn = True
-    results = [say(query, answer, choice, False, room) for answer, choice in zip(ready, chosen, strict=True)]
+    results = [
+        result for answer, choice in zip(ready, chosen, strict=True) for result in _go_on(query, answer, choice, room)
+    ]
     query.torn = False
     return results
 
@@ -68,6 +70,36 @@ def say(query: Query, answer: Answer, choice: Choice, ends: bool, room: Room) ->
         answer.todo = [] if answer.awaits else [choice.token]  # a step that followed has it already
     answer.pieces.append(piece)
     return StepResult(query.id, piece, answer.number, choice)
+
+
+def _go_on(query: Query, answer: Answer, choice: Choice, room: Room) -> list[StepResult]:
+    """Go on with a token, and with those behind it as far as the answer's draft guessed what is chosen."""
+    draft, answer.draft = answer.draft, None
+    results: list[StepResult] = []
+    if draft is not None:
+        assert answer.chooser is not None
+        for token, row in zip(draft.tokens, draft.rows, strict=True):
+            draft.refuted = choice.token != token
+            if draft.refuted:
+                break
+            results.append(say(query, answer, choice, False, room))
+            draft.right += 1
+            if answer.finish_reason:
+                return results
+            try:
+                choice = answer.chooser.choose(row)
+            except Exception:  # what is wrong is told by the next step, which has this row first
+                _take_back(answer, len(draft.tokens) - draft.right + 1, room)
+                return results
+        if draft.right < len(draft.tokens):
+            _take_back(answer, len(draft.tokens) - draft.right, room)
+    return [*results, say(query, answer, choice, False, room)]
+
+
+def _take_back(answer: Answer, tokens: int, room: Room) -> None:
+    """Have the answer's sequence forget its last tokens."""
+    assert answer.sequence is not None
+    room.runner.truncate(answer.sequence, answer.sequence.length - tokens)
 
 
 def _branch(query: Query, room: Room) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.drafts import MOST_ROWS, Drafter
 from llmc.runtime.engine.intake import Intake
 from llmc.runtime.engine.layered import LayeredScheduler
 from llmc.runtime.engine.policies import POLICIES
@@ -49,7 +50,7 @@ class Engine:
         self, runner: Runner, tokenizer: Tokenizer, eos: frozenset[int] = frozenset(), *,
         lead: tuple[int, ...] = (), suppressed: tuple[int, ...] = (), policy: str = "fcfs",
         preemption: str = "recompute", most_running: int = 256, keep_prefixes: bool = True,
-        prefill: str = "chunked",
+        prefill: str = "chunked", drafts: int = 0,
     ) -> None:  # fmt: skip
         """An engine over a runner, which nothing else may feed with sequences of the engine.
 
@@ -58,7 +59,8 @@ class Engine:
         preemption: how a query gives its pages up when they are short, "recompute" or "swap". most_running: queries
         that run at most. keep_prefixes: keep the pages of what was read for queries that begin alike. prefill: how long
         prompts are read beside answers, "chunked": some tokens a step, "layered": some layers a step, of an artifact
-        that was compiled so.
+        that was compiled so. drafts: tokens of an answer that a step may guess ahead and check at once; what is said
+        does not depend on it.
         """
         if policy not in POLICIES:
             raise RequestError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
@@ -69,6 +71,8 @@ class Engine:
         if prefill == "layered" and runner.parts is None:
             raise RequestError("prefill: layered wants an artifact whose layers were compiled in groups too: compile "
                                "the model again with --layer-groups")  # fmt: skip
+        if not 0 <= drafts < MOST_ROWS:
+            raise RequestError(f"drafts: got {drafts}, wanted 0..{MOST_ROWS - 1}")
         if most_running < 1:
             raise RequestError(f"most_running: got {most_running}, wanted at least 1")
         self.runner = runner
@@ -76,7 +80,8 @@ class Engine:
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
         self._room = Room(runner, self.tree, preemption == "swap")
         order = POLICIES[policy]()
-        self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running)
+        self._drafter = Drafter(drafts)
+        self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running, self._drafter)
         self._queries = Queries(self._room, order, self._scheduler, tokenizer)
         self._turns = Turns()
         self._thread = OneThread()  # not the runner's: that one's calls wait for no lock, so a turn may wait for it
@@ -179,7 +184,7 @@ class Engine:
             running=len(scheduler.running), waiting=len(queries.open) - len(scheduler.running), pages=pool.num_pages,
             pages_free=pool.free_pages, pages_kept=0 if self.tree is None else self.tree.kept_pages,
             steps=queries.stepper.steps, rows=queries.stepper.rows, tokens=queries.tokens, hit_tokens=self._room.hits,
-            preempted=scheduler.preempted,
+            preempted=scheduler.preempted, drafted=self._drafter.drafted, accepted=self._drafter.accepted,
         )  # fmt: skip
 
     def forget_prefixes(self) -> None:

@@ -7,6 +7,7 @@ layers in every step, as ever.
 
 from __future__ import annotations
 
+from llmc.runtime.engine.drafts import Drafter
 from llmc.runtime.engine.policies import FirstCome
 from llmc.runtime.engine.query import Answer, Query
 from llmc.runtime.engine.room import Room
@@ -23,8 +24,8 @@ class LayeredScheduler(Scheduler):
     at once.
     """
 
-    def __init__(self, room: Room, policy: FirstCome, rows: int, most_running: int) -> None:
-        super().__init__(room, policy, rows, most_running)
+    def __init__(self, room: Room, policy: FirstCome, rows: int, most_running: int, drafter: Drafter) -> None:
+        super().__init__(room, policy, rows, most_running, drafter)
         assert room.runner.parts is not None
         self.parts = room.runner.parts.count
 

@@ -106,9 +106,12 @@ class Queries:
         for portion in work.plan.portions:
             if portion.arrives and portion.rows > 1:
                 read[portion.query] += portion.rows
+        drafts = [answer.draft for query in work.plan.queries for answer in query.answers if answer.draft is not None]
         for query in work.plan.queries:
             if query.state == "running":
                 self._advance(query, read[query])
+        for draft in drafts:
+            self._scheduler.drafter.learn(draft)
         self._under_way.popleft()
         if self._under_way and self._under_way[0].follows and not self.stepper.is_wanted(self._under_way[0]):
             self._under_way.popleft()

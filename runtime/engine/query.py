@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from llmc.runtime.cache.pages import Sequence, pages_for
 from llmc.runtime.decoding.candidates import Row
 from llmc.runtime.decoding.chooser import Choice, Chooser
+from llmc.runtime.decoding.lookup import Lookup
 from llmc.runtime.decoding.options import Options
 from llmc.runtime.decoding.stops import StopMatcher
+from llmc.runtime.engine.drafts import Draft
 from llmc.runtime.engine.results import StepResult
 from llmc.runtime.engine.window import Window
 from llmc.runtime.errors import LlmcError
@@ -41,7 +43,8 @@ class Answer:
 
     ids: tokens chosen so far. sequence: None while it holds no pages, or another answer reads the prompt for it. todo:
     tokens that are not in the cache yet, in order. under_way: what it was fed in steps that have not ended, in order.
-    row: logits that nobody has chosen from yet. finish_reason: "" while it goes on.
+    row: logits that nobody has chosen from yet; draft: what was fed behind the token that they are of, as a guess, with
+    logits of its own. finish_reason: "" while it goes on.
     """
 
     number: int
@@ -56,6 +59,8 @@ class Answer:
     slid: bool = False  # whether its sequence has forgotten something
     passage: Passage | None = None  # of the first tokens to be fed, where they have come through a part of the layers
     row: Row | None = None
+    draft: Draft | None = None
+    lookup: Lookup | None = None  # its text, once a guess was wanted
     finish_reason: str = ""
     pieces: list[str] = field(default_factory=list)
     choices: list[Choice] | None = None  # kept where log-probabilities were asked for

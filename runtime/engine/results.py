@@ -49,7 +49,8 @@ class Stats:
     running: queries that hold pages. waiting: those that do not yet, or not at present. pages_free, pages: of the
     cache; pages_kept: those that only the prefix tree holds. steps: calls of the compiled functions. rows: tokens that
     passed through them. hit_tokens: tokens of prompts that did not have to, as the cache still had them. preempted:
-    how often a query had to give its pages up. tokens: tokens made.
+    how often a query had to give its pages up. tokens: tokens made. drafted: tokens guessed ahead; accepted: those of
+    them that were said.
     """
 
     running: int
@@ -62,3 +63,5 @@ class Stats:
     tokens: int
     hit_tokens: int
     preempted: int
+    drafted: int
+    accepted: int

@@ -62,13 +62,14 @@ class Room:
         query.unborn, query.copies = [], []
         for answer in query.answers:
             answer.sequence, answer.todo, answer.slid, answer.passage = None, [], False, None
-            answer.under_way = []
+            answer.under_way, answer.draft = [], None
 
     def end(self, answer: Answer) -> None:
         """Take the pages of an answer back that has ended."""
         if answer.sequence is not None:
             self.pool.release(answer.sequence)
         answer.sequence, answer.todo, answer.row, answer.passage, answer.under_way = None, [], None, None, []
+        answer.draft = answer.lookup = None
 
     def keep(self, query: Query) -> None:
         """Keep the pages of what a query has read so far, for others that begin alike."""

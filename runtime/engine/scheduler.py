@@ -10,6 +10,7 @@ import bisect
 import math
 from dataclasses import dataclass, field
 
+from llmc.runtime.engine.drafts import Draft, Drafter
 from llmc.runtime.engine.policies import FirstCome
 from llmc.runtime.engine.query import Answer, Query
 from llmc.runtime.engine.room import Room
@@ -26,7 +27,7 @@ _PASSED_OVER = 64  # queries that may be passed over in a step while others read
 class Portion:
     """The next `rows` tokens to feed to an answer; `through`: parts of the layers for its passage, 0: all layers.
 
-    arrives: whether they come through the last layer, and so are fed.
+    arrives: whether they come through the last layer, and so are fed. draft: what is fed behind them, as a guess.
     """
 
     query: Query
@@ -34,6 +35,7 @@ class Portion:
     rows: int
     through: int = 0
     arrives: bool = True
+    draft: Draft | None = None
 
     @property
     def last(self) -> bool:
@@ -65,9 +67,10 @@ class Plan:
 class Scheduler:
     """Queries that wait and that run, and who is next. rows: a step's rows at most, unless more answers go on."""
 
-    def __init__(self, room: Room, policy: FirstCome, rows: int, most_running: int) -> None:
+    def __init__(self, room: Room, policy: FirstCome, rows: int, most_running: int, drafter: Drafter) -> None:
         self.room = room
         self.policy = policy
+        self.drafter = drafter
         self.rows = rows
         self.most_running = most_running
         self.stages = room.runner.stages
@@ -135,9 +138,11 @@ class Scheduler:
                     going.append(Portion(query, answer, 1))
                 else:
                     reading.append((query, answer))
-        plan.portions.extend(going[: -(-(len(going) + elsewhere) // self.stages)])
+        going = going[: -(-(len(going) + elsewhere) // self.stages)]
         paced = bool(going or elsewhere)
-        budget = max(1, self._share() - len(plan.portions))  # prompts get on however many answers there are
+        budget = max(1, self._share() - len(going))  # prompts get on however many answers there are
+        beside = min(budget, sum(len(answer.todo) for _, answer in reading)) if reading else 0
+        plan.portions.extend(self.drafter.extend(going, beside))
         for query, answer in reading:
             if query.state == "running":  # it may have given way meanwhile
                 budget -= self._read(plan, query, answer, budget, paced)

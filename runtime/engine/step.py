@@ -6,8 +6,9 @@ each stage has something to do. With one stage a call has ended when it has begu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from llmc.runtime.engine.freed_memory import EVERY_ROWS, EVERY_STEPS, IDLE_ROWS, give_back, keep_for_the_next_step
@@ -26,11 +27,22 @@ class Work:
     """A plan that is under way: the calls that were begun for it, in order.
 
     follows: it was begun with the tokens that the one before it was to give, and is for nothing if that ends all.
+    start: when it was begun.
     """
 
     plan: Plan
     calls: list[Call] = field(default_factory=list)
     follows: bool = False
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def rows_of_answers(self) -> int:
+        """Rows of a step that is of answers that go on alone, and was begun by itself in one call; else 0."""
+        if self.follows or len(self.calls) != 1 or self.plan.sources:
+            return 0
+        fed = self.calls[0][1]
+        alone = all(portion.rows == 1 and not portion.through for portion, *_ in fed)
+        return sum(len(feed.ids) for _, feed, _ in fed) if alone else 0
 
 
 def goes_on(portion: Portion) -> bool:
@@ -39,7 +51,9 @@ def goes_on(portion: Portion) -> bool:
     It may still end there, by what the token is.
     """
     query, answer = portion.query, portion.answer
-    if portion.rows != 1 or portion.through or answer.todo or answer.window is not None or answer.finish_reason:
+    if portion.rows != 1 or portion.draft is not None or portion.through:
+        return False
+    if answer.todo or answer.window is not None or answer.finish_reason:
         return False
     if query.state != "running" or query.by_caller or query.search is not None or query.unborn or query.whole:
         return False
@@ -101,14 +115,18 @@ class Stepper:
             for portion, feed, under_way in fed:
                 answer, first = portion.answer, at
                 if under_way.wants:
-                    at += portion.rows if feed.logits == "all" else 1
+                    at += len(feed.ids) if feed.logits == "all" else 1
                 if under_way not in answer.under_way:
                     continue
                 answer.under_way.remove(under_way)
-                if under_way.wants and feed.logits == "all":
+                if under_way.wants and portion.query.whole:
                     portion.query.rows = output.logits[first:at]
                 elif under_way.wants:
-                    answer.row = output.row(first)
+                    answer.row, answer.draft = output.row(first), portion.draft
+                if portion.draft is not None:
+                    portion.draft.rows = [output.row(each) for each in range(first + 1, at)]
+        if work.rows_of_answers and self.runner.stages == 1:
+            self.scheduler.drafter.pace.took(work.rows_of_answers, time.perf_counter() - work.start)
 
     def tidy(self, idle: bool) -> None:
         """Give freed memory back now and then; `idle`: no query is left."""
@@ -147,23 +165,34 @@ class Stepper:
             self.rows += len(query.source_ids or ())
 
     def _feed(self, work: Work, portions: list[Portion]) -> None:
-        feeds = []
-        for portion in portions:
-            answer = portion.answer
-            assert answer.sequence is not None
-            wish = "all" if portion.query.whole else "last" if portion.last else "none"
-            passage = answer.passage if portion.through else None
-            feeds.append(Feed(answer.sequence, answer.todo[: portion.rows], wish, passage, portion.through))
-        begun = self.runner.begin(feeds)
+        feeds = [_feed_of(portion) for portion in portions]
+        try:
+            begun = self.runner.begin(feeds)
+        except CacheFull:
+            if not any(portion.draft for portion in portions):
+                raise
+            # No guess is worth that somebody gives way.
+            self._feed(work, [replace(portion, draft=None) for portion in portions])
+            return
         self.steps += 1
         fed = []
         for portion, feed in zip(portions, feeds, strict=True):
             answer, rows = portion.answer, portion.rows
-            under_way = Fed(rows, portion.arrives and feed.logits != "none")
+            under_way = Fed(len(feed.ids), portion.arrives and feed.logits != "none")
             fed.append((portion, feed, under_way))
             answer.under_way.append(under_way)
             if portion.arrives:
                 answer.passage = None
-                self.rows += rows
+                self.rows += len(feed.ids)
                 del answer.todo[:rows]
         work.calls.append((begun, fed))
+
+
+def _feed_of(portion: Portion) -> Feed:
+    answer, draft = portion.answer, portion.draft
+    assert answer.sequence is not None
+    ids = answer.todo[: portion.rows]
+    if draft is not None:
+        return Feed(answer.sequence, ids + draft.tokens, "all")
+    wish = "all" if portion.query.whole else "last" if portion.last else "none"
+    return Feed(answer.sequence, ids, wish, answer.passage if portion.through else None, portion.through)

@@ -15,13 +15,14 @@ from llmc.runtime.engine.results import Stats
 from llmc.runtime.model import Model
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_GROWING = {"steps", "rows", "hit_tokens", "preempted", "tokens"}
+_GROWING = {"steps", "rows", "hit_tokens", "preempted", "tokens", "drafted", "accepted"}
 _TOLD = {
     "running": "queries that hold pages of the cache", "waiting": "queries that wait for room",
     "pages": "pages of the cache", "pages_free": "pages of the cache that are free",
     "pages_kept": "pages that only kept prefixes hold", "steps": "calls of the compiled step",
     "rows": "tokens that passed through it", "hit_tokens": "tokens of prompts that the cache had",
     "preempted": "times that a query gave its pages up", "tokens": "tokens made",
+    "drafted": "tokens guessed ahead", "accepted": "tokens guessed ahead and right",
 }  # fmt: skip
 
 

@@ -177,8 +177,8 @@ def main() -> None:
 
     def measure(artifact: Path) -> tuple[list[Row], list[Row]]:
         with (
-            llmc.load(artifact, threads=options.threads, most_running=options.rows) as narrow,
-            llmc.load(artifact, threads=options.threads) as wide,
+            llmc.load(artifact, threads=options.threads, most_running=options.rows, drafts=0) as narrow,
+            llmc.load(artifact, threads=options.threads, drafts=0) as wide,
         ):
             systems = {
                 "static, padded": (static(options.rows, True), wide),

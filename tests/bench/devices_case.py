@@ -27,7 +27,7 @@ def measure(
     """Tokens per second, by repeat, of one query alone, of one for each stage, of all together; seconds of loading."""
     count = max(stages, queries)
     start = time.perf_counter()
-    model = llmc.runtime.load(artifact, threads=1, cache_tokens=count * (prompt_tokens + new_tokens + 32))
+    model = llmc.runtime.load(artifact, threads=1, cache_tokens=count * (prompt_tokens + new_tokens + 32), drafts=0)
     load_s = time.perf_counter() - start
     with model:
         prompts = [fixed_prompt(index, prompt_tokens, model.manifest["vocab"]) for index in range(count)]

@@ -90,7 +90,7 @@ def read_anew(runner: Runner, ids: list[int], size: int, starts: range) -> NDArr
 
 def text(artifact: Path, tokens: int, cache: int, every: int, ways: list[str]) -> list[Row]:
     """A row for each way: perplexity of all tokens, of the first and last TAIL, and of the blocks that are compared."""
-    with llmc.load(artifact, cache_tokens=cache) as model:
+    with llmc.load(artifact, cache_tokens=cache, drafts=0) as model:
         ids = novel_ids(model, tokens + 1)
         size = cache - spare_slots("sinks", 4, turned=True)
         starts = range(size, tokens - BLOCK, BLOCK * every)
@@ -118,7 +118,7 @@ def speed(artifact: Path, cache: int, rounds: int, threads: int, ways: list[str]
     A step of each in turn, so that what else the machine does meets all alike; medians of steps, and of what it takes
     to make room, which a token pays its share of.
     """
-    with llmc.load(artifact, cache_tokens=(len(ways) + 2) * cache, threads=threads) as model:
+    with llmc.load(artifact, cache_tokens=(len(ways) + 2) * cache, threads=threads, drafts=0) as model:
         runner, ids = model.runner, novel_ids(model, 2 * cache + rounds)
         size = cache - spare_slots("sinks", 4, turned=True)
         windows = {way: window_of(Options(**WAYS[way], window=size), runner) for way in ways}
@@ -165,7 +165,7 @@ def drifts(given: Path | None, counts: list[int]) -> list[Row]:
 
 def drift(artifact: Path, counts: list[int]) -> list[Row]:
     """Root mean square error of keys, relative to theirs, after each count of shifts by one."""
-    with llmc.load(artifact, cache_tokens=3 * DRIFTING) as model:
+    with llmc.load(artifact, cache_tokens=3 * DRIFTING, drafts=0) as model:
         runner, kind = model.runner, model.manifest["kv"]["dtype"]
         shifted, exact = runner.new_sequence(), runner.new_sequence()
         for sequence in (shifted, exact):

@@ -49,7 +49,7 @@ def main() -> None:
         if not artifacts[name].exists():
             console.print(f"compiling {name}")
             compile_model(source, artifacts[name], quant=name)
-    models = {name: llmc.load(path, threads=options.threads) for name, path in artifacts.items()}
+    models = {name: llmc.load(path, threads=options.threads, drafts=0) for name, path in artifacts.items()}
     prompt = fixed_prompt(0, options.prompt_tokens, VOCAB)
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     reads = [read_bytes_per_s(options.threads)]

@@ -42,7 +42,9 @@ def decode_rates(artifacts: dict[str, Path], threads: int, steps: int) -> dict[s
     with ExitStack() as stack:
         models, sequences, seconds = {}, {}, {kind: [0.0] * steps for kind in artifacts}
         for kind, artifact in artifacts.items():
-            model = stack.enter_context(llmc.load(artifact, threads=threads, cache_tokens=CONTEXT + steps + 16))
+            model = stack.enter_context(
+                llmc.load(artifact, threads=threads, cache_tokens=CONTEXT + steps + 16, drafts=0)
+            )
             models[kind], sequences[kind] = model, model.runner.new_sequence()
             prompt = fixed_prompt(0, CONTEXT, model.manifest["vocab"])
             model.runner.prefill([(sequences[kind], prompt)])

@@ -13,7 +13,7 @@ from llmc.runtime import Options
 
 def open_model(path: str, threads: int, rows: int, tokens: int) -> Answer:
     """The artifact, and room for `rows` sequences."""
-    model = llmc.runtime.load(path, threads=threads, cache_tokens=rows * (tokens + 32))
+    model = llmc.runtime.load(path, threads=threads, cache_tokens=rows * (tokens + 32), drafts=0)
 
     def answer(prompts: Prompts, new: int, clock: Callable[[], float]) -> list[float]:
         options = Options(max_tokens=new, ignore_eos=True)

@@ -103,7 +103,9 @@ def main() -> None:
     def measure(artifact: Path) -> list[Row]:
         clock = Clock(options.threads)
         limit = read_limit(options.threads, clock)
-        with llmc.load(artifact, threads=options.threads, cache_tokens=DEPTHS[-1] + 2 * options.chunk) as model:
+        with llmc.load(
+            artifact, threads=options.threads, cache_tokens=DEPTHS[-1] + 2 * options.chunk, drafts=0
+        ) as model:
             runner, room = model.runner, model.manifest["context"] - options.chunk
             depths = sorted({min(depth, room) for depth in DEPTHS})
             ids = fixed_prompt(0, depths[-1] + max(options.chunk, options.decoded), model.manifest["vocab"])

@@ -67,7 +67,7 @@ def main() -> None:
 
     def measure(artifact: Path) -> list[Row]:
         cache = options.queries * (options.prefix + options.own + options.tokens + 16)
-        with llmc.load(artifact, threads=options.threads, cache_tokens=2 * cache) as model:
+        with llmc.load(artifact, threads=options.threads, cache_tokens=2 * cache, drafts=0) as model:
             ids = novel_ids(model, options.prefix + options.queries * options.own)
             prefix, rest = ids[: options.prefix], ids[options.prefix :]
             prompts = [prefix + rest[n * options.own : (n + 1) * options.own] for n in range(options.queries)]

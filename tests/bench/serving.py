@@ -41,7 +41,19 @@ NO_END = {"0": -100, "2": -100}  # of SmolLM2's tokens, those that end an answer
 @contextmanager
 def server(artifact: Path, threads: int) -> Iterator[tuple[str, int]]:
     """Host and port of a server in a process of its own."""
-    command = [sys.executable, "-m", "llmc", "serve", str(artifact), "--port", "0", "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "llmc",
+        "serve",
+        str(artifact),
+        "--port",
+        "0",
+        "--threads",
+        str(threads),
+        "--drafts",
+        "0",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -106,7 +118,7 @@ def measure(artifact: Path, clients: list[int], options: Any) -> list[Row]:
     random = np.random.default_rng(0)
     peer = options.peer.rpartition(":") if options.peer else None
     rows = []
-    with server(artifact, options.threads) as own, llmc.load(artifact, threads=options.threads) as model:
+    with server(artifact, options.threads) as own, llmc.load(artifact, threads=options.threads, drafts=0) as model:
         servers = {"llmc": own, **({"peer": (peer[0], int(peer[2]))} if peer else {})}
         for count in clients:
             served: dict[str, list[Row]] = {name: [] for name in servers}

@@ -29,7 +29,7 @@ RUNNING, BEFORE = 8, 60  # queries that are being answered, and steps that are t
 
 def stall(artifact: Path, threads: int, prompt_tokens: int, chunk: int, prefill: str) -> Row:
     """Times between tokens, in milliseconds, without the long prompt and while it is read in steps of `chunk` rows."""
-    with llmc.load(artifact, threads=threads, prefill_chunk=chunk, prefill=prefill) as model:
+    with llmc.load(artifact, threads=threads, prefill_chunk=chunk, prefill=prefill, drafts=0) as model:
         engine, clock = model.engine, Clock(threads)
         vocab = model.manifest["vocab"]
         endless = Options(max_tokens=4000, ignore_eos=True)

@@ -13,6 +13,7 @@ import pytest
 import llmc
 from llmc.compiler.driver import compile_model
 from llmc.runtime import Engine, Model
+from llmc.runtime.engine.drafts import Odds
 
 pytestmark = pytest.mark.usefixtures("plain_code")
 
@@ -44,15 +45,19 @@ def engine_of(model: Model, schedules: ModuleType, **settings: Any) -> Engine:
     return Engine(model.runner, model.engine._intake.tokenizer, schedules.EOS, **settings)
 
 
-def test_a_query_says_what_it_says_alone(artifact: str, schedules: ModuleType) -> None:
-    preempted = finished = 0
+def test_a_query_says_what_it_says_alone(artifact: str, schedules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odds, "of", lambda odds, agreed: 0.9)
+    preempted = finished = accepted = 0
     for number in range(SCHEDULES):
         with llmc.load(artifact, threads=1, cache_tokens=16 * 16, deterministic=True) as model:
             schedule = replace(schedules.draw(number, model.runner.endless), pages=16)
             model.runner.prefill_chunk = schedule.chunk
-            preempted += schedules.play(schedule, engine_of(model, schedules, **schedule.settings))
+            engine = engine_of(model, schedules, **schedule.settings, drafts=number % 8)
+            preempted += schedules.play(schedule, engine)
+            accepted += engine.stats.accepted
             model.runner.prefill_chunk = 512
             alone = engine_of(model, schedules, keep_prefixes=False)
             finished += schedules.compare(schedule, alone, f"schedule {number}")
     assert finished > 3 * SCHEDULES
     assert preempted > SCHEDULES
+    assert accepted > SCHEDULES

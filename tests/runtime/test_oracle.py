@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.drafts import Odds, Pace
 from llmc.runtime.engine.engine import Engine
 
 SCHEDULES = 200
@@ -59,3 +60,31 @@ def test_where_steps_follow_each_other(
         finished += schedules.compare(schedule, alone, f"schedule {number}")
     assert finished > 2 * _TOGETHER
     assert follows > 2 * _TOGETHER
+
+
+@pytest.mark.thorough_if(case=lambda first: 4 * first >= SCHEDULES)
+@pytest.mark.parametrize("first", range(0, SCHEDULES, _TOGETHER))
+def test_where_tokens_are_drafted(
+    make_engine: Callable[..., Engine], schedules: ModuleType, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """The same where every guess is fed that there is, right or wrong."""
+    monkeypatch.setattr(Odds, "of", lambda odds, agreed: 1.0)
+    monkeypatch.setattr(Pace, "of", lambda pace, rows: 1.0)
+    finished = drafted = accepted = 0
+    for number in range(first, first + _TOGETHER):
+        schedule = schedules.draw(number, ("reevaluate",))
+        for arrival in schedule.arrivals[number % 3 :]:
+            wishes = arrival.options
+            arrival.options = replace(wishes, max_tokens=wishes.max_tokens + 20)
+        settings = schedule.settings | {"drafts": 1 + number % 9}
+        engine = make_engine(eos=schedules.EOS, settings=settings, pages=schedule.pages, chunk=schedule.chunk)
+        engine.runner.endless = ("reevaluate",)
+        schedules.play(schedule, engine)
+        drafted += engine.stats.drafted
+        accepted += engine.stats.accepted
+        alone = make_engine(eos=schedules.EOS, settings={"keep_prefixes": False}, pages=schedule.pages)
+        alone.runner.endless = ("reevaluate",)
+        finished += schedules.compare(schedule, alone, f"schedule {number}")
+    print(finished, drafted, accepted)
+    assert finished > 2 * _TOGETHER
+    assert drafted > accepted > 5 * _TOGETHER
