@@ -18,7 +18,8 @@ class Generation:
     an end token or a stop string, "length" at max_tokens, "context" where the model's context (or the cache) ends,
     "error" where the model failed, and `error` says how. timings, in seconds since the query came, or was let in if it
     had to wait for room: prefill_s until its prompt was read, first_token_s until the first token, decode_s from there
-    to the last; and prefill_tokens, decode_tokens: tokens that passed in each, without those that the cache still had.
+    to the last; and prefill_tokens, decode_tokens: tokens that passed in each, without those that the cache still had;
+    drafted_tokens, accepted_tokens: those guessed ahead, and those of them that were right.
     logprobs: of each token, if they were asked for. others: the other answers, where several were asked for.
     """
 

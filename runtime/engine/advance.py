@@ -78,12 +78,14 @@ def _go_on(query: Query, answer: Answer, choice: Choice, room: Room) -> list[Ste
     results: list[StepResult] = []
     if draft is not None:
         assert answer.chooser is not None
+        answer.drafted += len(draft.tokens)
         for token, row in zip(draft.tokens, draft.rows, strict=True):
             draft.refuted = choice.token != token
             if draft.refuted:
                 break
             results.append(say(query, answer, choice, False, room))
             draft.right += 1
+            answer.accepted += 1
             if answer.finish_reason:
                 return results
             try:

@@ -44,7 +44,8 @@ class Answer:
     ids: tokens chosen so far. sequence: None while it holds no pages, or another answer reads the prompt for it. todo:
     tokens that are not in the cache yet, in order. under_way: what it was fed in steps that have not ended, in order.
     row: logits that nobody has chosen from yet; draft: what was fed behind the token that they are of, as a guess, with
-    logits of its own. finish_reason: "" while it goes on.
+    logits of its own; drafted, accepted: tokens guessed so far, and those that were right. finish_reason: "" while it
+    goes on.
     """
 
     number: int
@@ -61,6 +62,8 @@ class Answer:
     row: Row | None = None
     draft: Draft | None = None
     lookup: Lookup | None = None  # its text, once a guess was wanted
+    drafted: int = 0
+    accepted: int = 0
     finish_reason: str = ""
     pieces: list[str] = field(default_factory=list)
     choices: list[Choice] | None = None  # kept where log-probabilities were asked for
@@ -187,6 +190,8 @@ class Query:
             "decode_s": end - first,
             "prefill_tokens": len(self.prompt) - self.hits,
             "decode_tokens": max(0, len(answer.ids) - 1),
+            "drafted_tokens": answer.drafted,
+            "accepted_tokens": answer.accepted,
         }
         error = None if self.error is None else str(self.error)
         text = "".join(answer.pieces)

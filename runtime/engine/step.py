@@ -51,9 +51,7 @@ def goes_on(portion: Portion) -> bool:
     It may still end there, by what the token is.
     """
     query, answer = portion.query, portion.answer
-    if portion.rows != 1 or portion.draft is not None or portion.through:
-        return False
-    if answer.todo or answer.window is not None or answer.finish_reason:
+    if portion.rows != 1 or portion.through or answer.todo or answer.window is not None or answer.finish_reason:
         return False
     if query.state != "running" or query.by_caller or query.search is not None or query.unborn or query.whole:
         return False
@@ -87,9 +85,10 @@ class Stepper:
     def follow(self, work: Work) -> Work | None:
         """Begin the step behind one that is under way, of the same answers, before anybody knows their tokens.
 
-        None where that cannot be done, or where it is known that an answer has its last one by then.
+        None where that cannot be done, where it is known that an answer has its last one by then, or where tokens are
+        guessed, for which they are to be known.
         """
-        if len(work.calls) != 1 or work.plan.sources:
+        if len(work.calls) != 1 or work.plan.sources or self.scheduler.drafter.most:
             return None
         begun, fed = work.calls[0]
         if not all(under_way.wants and goes_on(portion) for portion, _, under_way in fed):

@@ -46,7 +46,7 @@ COUNTED = """
 
 
 def test_answers_are_those_of_steps_that_wait(device: dict[str, str], artifact: Path) -> None:
-    """Of different lengths, ended by texts and by tokens, forked, beside those that are not plain, and cancelled."""
+    """Of different lengths, ended by texts and tokens, forked, beside those that are not plain, cancelled, drafted."""
     found = steps(device, artifact, COUNTED + """
     prompts = [list(range(5, 5 + count)) for count in (9, 30, 17, 1)]
     first = model.generate(prompts[0], max_tokens=24, ignore_eos=True)
@@ -79,11 +79,31 @@ def test_answers_are_those_of_steps_that_wait(device: dict[str, str], artifact: 
     with alone():
         wanted = all_of()
     mine = all_of()
-    print(json.dumps({"same": mine == wanted, "count": len(mine), "follows": sum(follows), "none": None in wanted}))
+
+    from llmc.runtime.decoding.lookup import Lookup
+    from llmc.runtime.engine.drafts import Odds
+    texts = [prompt + model.generate(prompt, max_tokens=24, ignore_eos=True).ids for prompt in prompts]
+
+    def guess(lookup, most):
+        ids = lookup._ids[: len(lookup)].tolist()
+        found = [text[len(ids) :][:most] for text in texts if len(text) > len(ids) and text[: len(ids)] == ids]
+        if not found:
+            return [], 0
+        return [token if number % 3 else token ^ 1 for number, token in enumerate(found[0], len(ids))], 2
+
+    Lookup.guess, Odds.of, model.engine._drafter.most, followed = guess, lambda *_: 0.9, 5, len(follows)
+    drafted = all_of()
+    stats = model.engine.stats
+    print(json.dumps({"same": mine == wanted, "count": len(mine), "follows": sum(follows), "none": None in wanted,
+                      "drafted": drafted == wanted, "right": [stats.accepted, stats.drafted],
+                      "followed": len(follows) - followed}))
 """)  # fmt: skip
     assert found["same"]
     assert not found["none"]
     assert found["follows"] > 50
+    assert found["drafted"]  # tokens that were guessed: who drafts does not follow
+    assert found["followed"] == 0
+    assert found["right"][1] > found["right"][0] > 20
 
 
 @pytest.mark.thorough
