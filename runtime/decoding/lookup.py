@@ -1,4 +1,4 @@
-"""Guesses how a text goes on from where its end has stood before (prompt lookup).
+"""Guesses how a text goes on from where its end has stood before, in itself (prompt lookup) or in other texts.
 
 https://github.com/apoorvumang/prompt-lookup-decoding, LLMA: https://arxiv.org/abs/2304.04487.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 MOST_AGREED = 16  # tokens at the end that are compared
 _LEAST_AGREED = 2
+_BETWEEN = -1  # no token: stands between texts
+
+I32 = NDArray[np.int32]
+Guess = tuple[list[int], int]  # tokens, and how many before them agreed; none and 0 where too few did
 
 
 class Lookup:
@@ -24,6 +29,11 @@ class Lookup:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def end(self) -> I32:
+        """The tokens that guesses are made by."""
+        return self._ids[max(0, self._length - MOST_AGREED) : self._length]
+
     def extend(self, ids: Sequence[int]) -> None:
         """The text goes on with these."""
         length = self._length + len(ids)
@@ -32,11 +42,10 @@ class Lookup:
         self._ids[self._length : length] = ids
         self._length = length
 
-    def guess(self, most: int) -> tuple[list[int], int]:
-        """The next `most` tokens, and how many at the end stood before them already; none and 0 where too few did.
+    def guess(self, most: int) -> Guess:
+        """The next `most` tokens: what followed the last of those places that agree with most tokens at the end.
 
-        They are what followed the last of those places that agree with the most tokens, `MOST_AGREED` at most. A text
-        that ends before there are enough goes round.
+        A text that ends before there are enough goes round.
 
         >>> Lookup([1, 2, 3, 4, 9, 1, 2, 3]).guess(2)
         ([4, 9], 3)
@@ -44,17 +53,47 @@ class Lookup:
         ([1, 2, 1, 2, 1], 2)
         """
         ids = self._ids[: self._length]
-        if most < 1 or not len(ids):
+        place, agreed = _best_place(ids[:-1], self.end)
+        if not agreed or most < 1:
             return [], 0
-        places, agreed = np.flatnonzero(ids[:-1] == ids[-1]), 1
-        while agreed < min(MOST_AGREED, len(ids) - 1):
-            earlier = places[places >= agreed]
-            earlier = earlier[ids[earlier - agreed] == ids[-1 - agreed]]
-            if not len(earlier):
-                break
-            places, agreed = earlier, agreed + 1
-        if not len(places) or agreed < _LEAST_AGREED:
-            return [], 0
-        behind = ids[places[-1] + 1 :]
-        found: list[int] = np.resize(behind, most).tolist()
+        found: list[int] = np.resize(ids[place + 1 :], most).tolist()
         return found, agreed
+
+
+class Texts:
+    """The last texts that were said, `most` tokens of them at most, and guesses by them."""
+
+    def __init__(self, most: int) -> None:
+        self._ids = np.empty(0, np.int32)
+        self._most = most
+
+    def add(self, ids: Sequence[int]) -> None:
+        """One more."""
+        self._ids = np.concatenate([self._ids, np.array([*ids, _BETWEEN], np.int32)])[-self._most :]
+
+    def guess(self, end: I32, most: int) -> Guess:
+        """What followed such an end, as `Lookup.guess`; fewer tokens where that text ended.
+
+        >>> texts = Texts(100)
+        >>> texts.add([5, 6, 7, 8])
+        >>> texts.guess(np.array([1, 5, 6], np.int32), 9)
+        ([7, 8], 2)
+        """
+        place, agreed = _best_place(self._ids, end)
+        behind = self._ids[place + 1 : place + 1 + most].tolist() if agreed else []
+        found = behind[: behind.index(_BETWEEN)] if _BETWEEN in behind else behind
+        return (found, agreed) if found else ([], 0)
+
+
+def _best_place(ids: I32, end: I32) -> tuple[int, int]:
+    """The last of the places in `ids` where most tokens up to it are those of `end`, and how many; 0: too few."""
+    if not len(end):
+        return 0, 0
+    places, agreed = np.flatnonzero(ids == end[-1]), 1
+    while agreed < len(end):
+        earlier = places[places >= agreed]
+        earlier = earlier[ids[earlier - agreed] == end[-1 - agreed]]
+        if not len(earlier):
+            break
+        places, agreed = earlier, agreed + 1
+    return (int(places[-1]), agreed) if len(places) and agreed >= _LEAST_AGREED else (0, 0)

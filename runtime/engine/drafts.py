@@ -2,18 +2,19 @@
 
 A step of few rows takes about as long as one of a single row, for it reads the same weights. So an answer is fed its
 last token and a guess of those behind it (speculative decoding, https://arxiv.org/abs/2211.17192). Guesses come from
-the text itself (lookup.py), or from the form that it is to have. Each row then chooses as ever, and as far as choices
-are the guesses they count: what an answer says is the same, token by token, whatever is guessed. How many tokens are
-worth a guess is decided for all answers together, by how long steps take and how often guesses were right
-(https://arxiv.org/abs/2406.14066).
+the text itself and what was said before (lookup.py), or from the form that the answer is to have. Each row then chooses
+as ever, and as far as choices are the guesses they count: what an answer says is the same, token by token, whatever is
+guessed. How many tokens are worth a guess is decided for all answers together, by how long steps take and how often
+guesses were right (https://arxiv.org/abs/2406.14066).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from llmc.runtime.decoding.lookup import MOST_AGREED, Lookup
+from llmc.runtime.decoding.lookup import MOST_AGREED, Lookup, Texts
 
 if TYPE_CHECKING:
     from llmc.runtime.decoding.candidates import Row
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FORCED = 0  # the form of the answer leaves hardly a choice
 MOST_ROWS = 16  # of a step of answers and their drafts; more of them are bound by multiplying, whatever is right
+_KEPT_TOKENS, _KEPT_SALTS = 16_384, 64  # of what was said, of each salt
 _GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _TRY_EVERY = 32  # of the times that a guess was not worth it: one token is tried, for texts change
 _MEMORY = 0.98  # what is left of earlier trials with each new one
@@ -51,17 +53,36 @@ class Draft:
 class Drafter:
     """Says what is guessed in a step, and learns from what came of it.
 
-    most: tokens guessed for an answer at once, 0: none. drafted, accepted: tokens guessed so far, and those of them
-    that were said.
+    most: tokens guessed for an answer at once, 0: none. keeps: whether what answers said is kept for guesses about
+    others, of the same salt: so none can learn from its speed what others were told. drafted, accepted: tokens guessed
+    so far, and those of them that were said.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, keeps: bool = False) -> None:
         self.most = most
+        self.keeps = keeps
         self.odds = Odds()
         self.pace = Pace()
         self.drafted = 0
         self.accepted = 0
         self._passed = 0
+        self._said: OrderedDict[str, Texts] = OrderedDict()  # by salt, from the one that was not added to for longest
+
+    def remember(self, query: Query) -> None:
+        """Keep what a query's answers said."""
+        if not (self.most and self.keeps) or query.by_caller:
+            return
+        said = self._said
+        for answer in query.answers:
+            if len(answer.ids) > 1:
+                said.setdefault(query.salt, Texts(_KEPT_TOKENS)).add(answer.ids)
+                said.move_to_end(query.salt)
+        if len(said) > _KEPT_SALTS:
+            said.popitem(last=False)
+
+    def forget(self) -> None:
+        """Keep nothing of what was said. Any thread may call it."""
+        self._said = OrderedDict()
 
     def extend(self, going: list[Portion], beside: int) -> list[Portion]:
         """The portions of answers that go on, some with a draft. beside: rows of prompts in the same step, about."""
@@ -97,8 +118,13 @@ class Drafter:
             answer.lookup = Lookup([*(query.source_ids or ()), *query.opening])
         known = len(answer.lookup) - len(query.source_ids or ()) - len(query.opening)
         answer.lookup.extend(answer.ids[known:])
-        found = Draft(*answer.lookup.guess(min(self.most, room)))
-        forced = [] if answer.chooser is None else answer.chooser.forced()[: min(self.most, room)]
+        most = min(self.most, room)
+        found = Draft(*answer.lookup.guess(most))
+        texts = self._said.get(query.salt)
+        if texts is not None and found.agreed < MOST_AGREED:
+            other = Draft(*texts.guess(answer.lookup.end, most))
+            found = other if other.agreed > found.agreed else found
+        forced = [] if answer.chooser is None else answer.chooser.forced()[:most]
         return Draft(forced, FORCED) if forced != found.tokens[: len(forced)] else found
 
     def _counts(self, guesses: dict[int, Draft], rows: int, beside: int) -> dict[int, int]:

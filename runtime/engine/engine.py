@@ -57,10 +57,10 @@ class Engine:
         eos: tokens that end an answer. lead: in a model with an encoder, what an answer begins with unless the query
         says otherwise. suppressed: ids that are never chosen. policy: who goes first, "fcfs", "priority" or "fair".
         preemption: how a query gives its pages up when they are short, "recompute" or "swap". most_running: queries
-        that run at most. keep_prefixes: keep the pages of what was read for queries that begin alike. prefill: how long
-        prompts are read beside answers, "chunked": some tokens a step, "layered": some layers a step, of an artifact
-        that was compiled so. drafts: tokens of an answer that a step may guess ahead and check at once; what is said
-        does not depend on it.
+        that run at most. keep_prefixes: keep the pages of what was read for queries that begin alike, and what was said
+        for drafts. prefill: how long prompts are read beside answers, "chunked": some tokens a step, "layered": some
+        layers a step, of an artifact that was compiled so. drafts: tokens of an answer that a step may guess ahead and
+        check at once; what is said does not depend on it.
         """
         if policy not in POLICIES:
             raise RequestError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
@@ -80,7 +80,7 @@ class Engine:
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
         self._room = Room(runner, self.tree, preemption == "swap")
         order = POLICIES[policy]()
-        self._drafter = Drafter(drafts)
+        self._drafter = Drafter(drafts, keep_prefixes)
         self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running, self._drafter)
         self._queries = Queries(self._room, order, self._scheduler, tokenizer)
         self._turns = Turns()
@@ -188,7 +188,8 @@ class Engine:
         )  # fmt: skip
 
     def forget_prefixes(self) -> None:
-        """Give back the pages that only the prefix tree holds."""
+        """Give back the pages that only the prefix tree holds, and guess by nothing that was said before."""
+        self._drafter.forget()
         if self.tree is not None:
             self.tree.clear()
 

@@ -151,6 +151,7 @@ class Queries:
             answer.pieces.append(answer.finish(reason))
         self._room.drop(query)
         self._scheduler.remove(query)
+        self._scheduler.drafter.remember(query)
         query.state = "ended"
         if last is not None:
             self._deliver(query, replace(last, done=query.result()))

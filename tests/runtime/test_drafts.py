@@ -185,6 +185,40 @@ def test_who_is_not_drafted_for(make_engine: MakeEngine, guesses: list[int]) -> 
     assert engine.stats.drafted == 0
 
 
+@pytest.mark.usefixtures("eager")
+def test_what_was_said_to_others_is_guessed_by(make_engine: MakeEngine) -> None:
+    """To those of the same salt, until it is forgotten, and never where nothing is kept."""
+
+    def accepted(engine: Engine, salt: str) -> int:
+        before = engine.stats.accepted
+        wishes = Options(max_tokens=30, ignore_eos=True, temperature=9.0, seed=5)
+        stream = engine.stream(engine.add_query(PROMPT, wishes, salt=salt))
+        list(stream)
+        said.add(tuple(stream.result.ids))
+        return engine.stats.accepted - before
+
+    said: set[tuple[int, ...]] = set()
+    engine = make_engine(settings={"drafts": 7})
+    alone = accepted(engine, "a")
+    assert accepted(engine, "a") >= 20 > alone
+    assert accepted(engine, "b") == alone
+    assert accepted(engine, "b") >= 20
+    engine.forget_prefixes()
+    assert accepted(engine, "a") == alone
+    engine = make_engine(settings={"drafts": 7, "keep_prefixes": False})
+    assert [accepted(engine, "a") for _ in range(2)] == [alone] * 2
+    assert len(said) == 1
+
+
+def test_texts_of_few_salts_are_kept(make_engine: MakeEngine) -> None:
+    engine = make_engine(settings={"drafts": 7})
+    for salt in (*range(64), 0, 64):
+        engine.add_query([9], Options(max_tokens=3, ignore_eos=True), salt=str(salt))
+        while engine.query_count:
+            engine.infer()
+    assert list(map(int, engine._drafter._said)) == [*range(2, 64), 0, 64]
+
+
 def test_drafts_are_checked(make_engine: MakeEngine) -> None:
     for wrong in (-1, MOST_ROWS):
         with pytest.raises(RequestError, match=rf"drafts: got {wrong}, wanted 0..15"):
