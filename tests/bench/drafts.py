@@ -4,10 +4,10 @@
 
 SmolLM2 with q4 weights, or an --artifact with a chat template. Kinds: "quote", a page of a novel to be written once
 more; "edit", the same with a name changed; "ask", a question about a page; "code"; "chat"; "form", JSON of a schema;
-"sampled", a story at temperature 1, where little can be guessed. Every prompt is answered with and without drafts by
-turns, in one process; it is an error if the tokens differ. FOLDER is that of compare.py: llama.cpp with its Q4_0 file
-and OpenVINO with int4 weights look prompts up with and without it, for greedy kinds. Rates are tokens a second from an
-answer's first token to its last.
+"sampled", at temperature 1, where little can be guessed; "again", the same of who was asked that before and said
+something else. Every prompt is answered with and without drafts by turns, in one process; it is an error if the tokens
+differ. FOLDER is that of compare.py: llama.cpp with its Q4_0 file and OpenVINO with int4 weights look prompts up with
+and without it, for greedy kinds. Rates are tokens a second from an answer's first token to its last.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def kinds(model: Any) -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
         "code": (asked(CODE), {}),
         "chat": (asked(CHAT), {}),
         "form": (asked(["List cities of Europe.", "List cities of Asia."]), {"json_schema": FORM}),
-        "sampled": (asked(CHAT[2:] * 2), {"temperature": 1.0, "seed": 7}),
+        "sampled": (asked(CHAT), {"temperature": 1.0, "seed": 7}),
+        "again": (asked(CHAT), {"temperature": 1.0, "seed": 7}),
     }
 
 
@@ -86,7 +87,7 @@ def measure(artifact: Path, threads: int, rounds: int, new_tokens: int, peers: P
 
     with llmc.load(artifact, threads=threads, drafts=DRAFTS[-1]) as model:
         every = kinds(model)
-        found = {name: _ours(model, *case, rounds, new_tokens) for name, case in every.items()}
+        found = {name: _ours(model, name, *case, rounds, new_tokens) for name, case in every.items()}
     greedy = {name: prompts for name, (prompts, options) in every.items() if not options}
     others = (
         {} if peers is None else {name: _theirs(peers, name, greedy, threads, rounds, new_tokens) for name in PEERS}
@@ -103,7 +104,7 @@ def measure(artifact: Path, threads: int, rounds: int, new_tokens: int, peers: P
 
 
 def _ours(
-    model: Any, prompts: list[list[int]], options: dict[str, Any], rounds: int, new_tokens: int
+    model: Any, name: str, prompts: list[list[int]], options: dict[str, Any], rounds: int, new_tokens: int
 ) -> tuple[dict[int, float], Row]:  # fmt: skip
     """Rates by the most tokens drafted; with most, tokens of a step and the share of guesses that were right."""
     from llmc.runtime import Options
@@ -116,6 +117,8 @@ def _ours(
             for most in DRAFTS if turn % 2 else DRAFTS[::-1]:
                 engine._drafter.most = most
                 engine.forget_prefixes()
+                if name == "again":
+                    model.generate(prompt, max_tokens=new_tokens, **options | {"seed": options["seed"] + 1})
                 before = engine.stats
                 with rates.answer(str(most)) as said:
                     for result in engine.follow([model.add(prompt, wishes)]):
