@@ -75,6 +75,7 @@ _FORM = (
     _Flag("regex", "Text that a regular expression matches whole.", "RE"),
     _Flag("lark", "Text of the grammar in FILE (docs/decoding.md).", "FILE"),
 )
+_SPEED = (_Flag("prediction", "What much of the answer may be like, in FILE: guessed by, no more.", "FILE"),)
 _ENDLESS = (
     _Flag("endless", "Go on when the cache is full (docs/endless.md).", "[sinks|shift|reevaluate]"),
     _Flag("n_keep", "First tokens that stay (4)."),
@@ -87,6 +88,7 @@ GROUPS: dict[str, tuple[_Flag, ...]] = {
     "Penalties": _PENALTIES,
     "Answers": _ANSWERS,
     "Form of the answer": _FORM,
+    "Speed": _SPEED,
     "Text without end": _ENDLESS,
 }
 
@@ -197,7 +199,7 @@ def _option(flag: _Flag, group: str) -> Callable[[_F], _F]:
         return click.option(name, flag.name, is_flag=True, **settings)
     kinds: dict[str, Any] = {
         "stop": click.STRING, "logit_bias": _Bias(), "banned": click.INT, "regex": click.STRING,
-        "json_schema": _FileText(), "lark": _FileText(),
+        "json_schema": _FileText(), "lark": _FileText(), "prediction": _FileText(),
     }  # fmt: skip
     kind = kinds.get(flag.name) or _Value(flag.name)
     return click.option(name, flag.name, type=kind, metavar=flag.metavar, multiple=flag.many, **settings)

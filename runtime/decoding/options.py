@@ -16,7 +16,7 @@ _N_KEEP = 4  # first tokens that endless text keeps: https://arxiv.org/abs/2309.
 _MAX_STOPS, _MAX_STOP_CHARS = 64, 1000
 _MAX_TOKENS_LISTED = 2**20  # of logit_bias and banned
 _MAX_BIAS = 1e4
-_MAX_GRAMMAR_CHARS = 1 << 20
+_MAX_CHARS = 1 << 20  # of a grammar or a prediction
 
 # Field -> what its value may be. None is allowed for those whose default is None.
 RANGES: dict[str, Number | Words] = {
@@ -72,7 +72,8 @@ class Options:
     i with seed + i; beams (1: no search) with length_penalty and early_stopping ("no", "yes", "never"). logprobs: so
     many of each step's likeliest tokens with their log-probabilities, from the logits as the model gave them.
     prefill_chunk: rows of a step at most while the prompt is read; None for the model's default. endless, n_keep,
-    n_discard, window: text longer than the cache (docs/endless.md). Raises RequestError naming every value out of range
+    n_discard, window: text longer than the cache (docs/endless.md). prediction: a text that much of the answer may be
+    like, which drafts are guessed by; it changes speed alone. Raises RequestError naming every value out of range
     and every contradiction.
     """
 
@@ -115,6 +116,7 @@ class Options:
     n_keep: int | None = None
     n_discard: int | None = None
     window: int | None = None
+    prediction: str | None = None
     kind: str = field(init=False, repr=False)  # "greedy", "sample", "mirostat", "fsd" or "random_fsd"
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ class Options:
         """Turn logit_bias, banned and stop into tuples, json_schema into text; what is wrong with them."""
         faults = []
         taken = (("logit_bias", _biases), ("banned", _ids), ("stop", _stops), ("json_schema", _schema),
-                 ("regex", _grammar), ("lark", _grammar))  # fmt: skip
+                 ("regex", _text), ("lark", _text), ("prediction", _text))  # fmt: skip
         for name, take in taken:
             try:
                 self._set(name, take(getattr(self, name)))
@@ -268,7 +270,7 @@ def _schema(value: Any) -> str | None:
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         if isinstance(schema, Mapping | bool):
-            return _grammar(json.dumps(schema, default=dict))
+            return _text(json.dumps(schema, default=dict))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -276,13 +278,13 @@ def _schema(value: Any) -> str | None:
     raise ValueError(f"got {shown(value)}, wanted a JSON schema: an object, or true for any JSON")
 
 
-def _grammar(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
         raise ValueError(f"got {shown(value)}, wanted a text")
-    if len(value) > _MAX_GRAMMAR_CHARS:
-        raise ValueError(f"it has {len(value)} characters, and at most {_MAX_GRAMMAR_CHARS} are read")
+    if len(value) > _MAX_CHARS:
+        raise ValueError(f"it has {len(value)} characters, and at most {_MAX_CHARS} are read")
     return value
 
 

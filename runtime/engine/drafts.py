@@ -115,9 +115,10 @@ class Drafter:
         if room < 1 or not _may_draft(query, answer):
             return Draft([], 0)
         if answer.lookup is None:
-            answer.lookup = Lookup([*(query.source_ids or ()), *query.opening])
-        known = len(answer.lookup) - len(query.source_ids or ()) - len(query.opening)
-        answer.lookup.extend(answer.ids[known:])
+            answer.lookup = Lookup([*query.prediction, *(query.source_ids or ()), *query.opening])
+            answer.looked_up = 0
+        answer.lookup.extend(answer.ids[answer.looked_up :])
+        answer.looked_up = said
         most = min(self.most, room)
         found = Draft(*answer.lookup.guess(most))
         texts = self._said.get(query.salt)

@@ -68,7 +68,7 @@ class Intake:
             answers = answers[:1]
         return Query(
             id_, options, prompt_ids, opening, source_ids, limit, answers, ends, by_caller=choose == "caller",
-            priority=priority, user=user, salt=salt, search=search,
+            priority=priority, user=user, salt=salt, search=search, prediction=self._prediction(options),
         )  # fmt: skip
 
     def text(self, id_: int, ids: Ids) -> Query:
@@ -98,6 +98,12 @@ class Intake:
                 f"it has {len(source_ids)} tokens, and the model reads {self.runner.context}; "
                 "shorten it, or ask for it to be cut"
             )
+
+    def _prediction(self, options: Options) -> list[int]:
+        """What drafts may be guessed by, beside the query's own text."""
+        if not options.prediction:
+            return []
+        return self.tokenizer.encode(options.prediction, bos=False)[: self.runner.context]
 
     def _limit(
         self, opening: list[int], source_ids: list[int] | None, options: Options, window: Window | None

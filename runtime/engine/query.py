@@ -62,6 +62,7 @@ class Answer:
     row: Row | None = None
     draft: Draft | None = None
     lookup: Lookup | None = None  # its text, once a guess was wanted
+    looked_up: int = 0  # of `ids`, those that are in it
     drafted: int = 0
     accepted: int = 0
     finish_reason: str = ""
@@ -100,10 +101,10 @@ class Query:
     """What a user asked, and how far it has come. Only who runs the engine's step may change it.
 
     opening: what each answer begins with, for the model. prompt: what the user gave: that, or in a model with an
-    encoder `source_ids`, the text that is answered to. whole: an encoder's text, whose rows are the answer. limit:
-    tokens that opening and answer can have together. unborn: answers that begin as forks of the first one that goes on,
-    once it has read the opening. state: "waiting" (holds no pages), "running", or "ended". torn: a step's effects on it
-    are only half done.
+    encoder `source_ids`, the text that is answered to. prediction: what the answer may be like. whole: an encoder's
+    text, whose rows are the answer. limit: tokens that opening and answer can have together. unborn: answers that begin
+    as forks of the first one that goes on, once it has read the opening. state: "waiting" (holds no pages), "running",
+    or "ended". torn: a step's effects on it are only half done.
     """
 
     id: int
@@ -120,6 +121,7 @@ class Query:
     user: str = ""
     salt: str = ""
     search: BeamSearch | None = None
+    prediction: list[int] = field(default_factory=list)
     unborn: list[Answer] = field(default_factory=list)
     source: Sequence | None = None
     source_read: bool = False

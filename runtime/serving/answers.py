@@ -121,14 +121,19 @@ class Answer:
 
 
 def usage_of(generations: Iterable[Generation]) -> Json:
-    """Counts of tokens: of prompts, of those the ones that did not have to be read again, and of answers."""
-    prompt = cached = made = 0
+    """Counts of tokens: of prompts, of those the ones that did not have to be read again, of answers, of guesses."""
+    prompt = cached = made = drafted = accepted = 0
     for generation in generations:
         prompt += len(generation.prompt_ids)
         cached += max(0, len(generation.prompt_ids) - int(generation.timings["prefill_tokens"]))
-        made += sum(len(one.ids) for one in [generation, *generation.others])
+        for one in (generation, *generation.others):
+            made += len(one.ids)
+            drafted += int(one.timings["drafted_tokens"])
+            accepted += int(one.timings["accepted_tokens"])
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
-            "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"accepted_prediction_tokens": accepted,
+                                          "rejected_prediction_tokens": drafted - accepted}}  # fmt: skip
 
 
 def embeddings(name: str, vectors: NDArray[np.float32], tokens: int, as_base64: bool) -> Json:

@@ -64,6 +64,8 @@ def chat_request(body: Json, most_tokens: int) -> Asked:
     form = wanted.pop("response_format", None)
     if form is not None:
         wanted.update(_form(form, wanted))
+    if "prediction" in wanted:
+        wanted["prediction"] = _prediction(wanted["prediction"])
     top, with_logprobs = wanted.pop("top_logprobs", None), _flag(wanted, "logprobs")
     if top is not None and not with_logprobs:
         raise Refused(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
@@ -162,6 +164,17 @@ def _form(value: Any, wanted: Json) -> Json:
     return {"json_schema": {"type": "object"} if inner is None else inner["schema"]}
 
 
+def _prediction(value: Any) -> Any:
+    """The text of OpenAI's `prediction`; a plain text is one too."""
+    if not isinstance(value, dict):
+        return value
+    problems = schema.record(type=schema.one_of("content"), content=lambda *_: [])(value, "prediction")
+    if problems:
+        raise Refused(400, schema.listed(problems), param="prediction")
+    content = value["content"]
+    return _joined("prediction.content", content) if isinstance(content, list) else content
+
+
 def _known(body: Json, known: set[str]) -> Json:
     """The fields that ask for something. Refuses those that are unknown, or ask for what there is not, all at once."""
     given = {name: value for name, value in body.items() if value is not None}
@@ -221,19 +234,20 @@ def _message(number: int, message: Any) -> Any:
         return message  # the template's reader says what is wrong with it
     plain = {key: value for key, value in message.items() if value is not None and value != []}
     if isinstance(message.get("content"), list):
-        plain["content"] = _joined(number, message["content"])
+        plain["content"] = _joined(f"messages[{number}].content", message["content"])
     if plain.get("role") == "developer":  # what newer clients call it
         plain["role"] = "system"
     return plain
 
 
-def _joined(number: int, parts: list[Any]) -> str:
-    where = f"messages[{number}].content"
+def _joined(where: str, parts: list[Any]) -> str:
     texts = []
     for at, part in enumerate(parts):
         problems = schema.record(type=schema.one_of("text"), text=schema.text)(part, f"{where}[{at}]")
         if problems:
-            raise Refused(400, f"{schema.listed(problems)}; this model reads text alone", param="messages")
+            raise Refused(
+                400, f"{schema.listed(problems)}; this model reads text alone", param=where.split(".")[0].split("[")[0]
+            )
         texts.append(part["text"])
     if not texts:
         raise RequestError(f"{where}: it is empty")

@@ -89,7 +89,7 @@ def test_run_passes_every_decoding_option_on(model: _Model) -> None:
         for flag in (flags + " " + others + " --ignore-eos").split()
         if flag.startswith("-") and not flag[1:2].isdigit()
     }
-    elsewhere = {"--prefill-chunk", "--json-schema", "--regex", "--lark"}  # the last three below
+    elsewhere = {"--prefill-chunk", "--json-schema", "--regex", "--lark", "--prediction"}  # the last four below
     fields = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Options) if f.init} - elsewhere
     assert seen - {"--json"} == fields - {"--n"} | {"-n"}
     llmc_run("run", "m.llmc", "hi", "--beams", "3", "--length-penalty", "2", "--early-stopping", "never")
@@ -146,6 +146,8 @@ def test_the_form_of_an_answer_comes_from_files(model: _Model, tmp_path: Path) -
     assert llmc_run("run", "m.llmc", "hi", "--lark", str(grammar)).exit_code == 0
     assert llmc_run("run", "m.llmc", "hi", "--regex", "a|b").exit_code == 0
     assert model.calls == [{"json_schema": '{"type": "integer"}'}, {"lark": 'start: "a"'}, {"regex": "a|b"}]
+    assert llmc_run("run", "m.llmc", "hi", "--prediction", str(grammar)).exit_code == 0
+    assert model.calls[3:] == [{"prediction": 'start: "a"'}]
     schema.write_bytes(b"\xff")
     for arguments, told in (
         (["--json-schema", str(schema)], "not valid UTF-8: byte 0 is 0xff"),

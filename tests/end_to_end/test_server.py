@@ -139,6 +139,20 @@ def test_options_of_ours_go_beside_openais(client: openai.OpenAI, model: Any) ->
     assert reply.choices[0].message.content == own.text
 
 
+def test_a_prediction_is_guessed_by(client: openai.OpenAI, model: Any) -> None:
+    """As OpenAI's client sends it; the answer is the same, and the usage tells what the guesses were worth."""
+    asked = [{"role": "user", "content": "Name the planets of the solar system, each on a line."}]
+    said = model.chat(asked, max_tokens=80, ignore_eos=True, temperature=0).text
+    reply = client.chat.completions.create(
+        model="small", messages=asked, max_tokens=80, temperature=0, extra_body={"ignore_eos": True},
+        prediction={"type": "content", "content": said},
+    )  # fmt: skip
+    assert reply.choices[0].message.content == said
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 40
+    assert details.rejected_prediction_tokens >= 0
+
+
 PERSON = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"}},
     "required": ["name", "age"], "additionalProperties": False,

@@ -53,6 +53,7 @@ BAD: dict[str, list[Any]] = {
     "n_keep": [-1, 4],
     "n_discard": [0, 4],
     "window": [0, 4],
+    "prediction": [7, ["a"], "x" * (1 << 21)],
 }
 
 

@@ -210,6 +210,19 @@ def test_what_was_said_to_others_is_guessed_by(make_engine: MakeEngine) -> None:
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("eager")
+def test_a_prediction_is_guessed_by(make_engine: MakeEngine) -> None:
+    """Whole, or where the answer turns out another one; what is said is the same."""
+    wishes: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "temperature": 9.0, "seed": 5}
+    alone = generate(make_engine(), **wishes)
+    engine = make_engine(settings={"drafts": 7})
+    for prediction, least in ((alone.text, 25), (alone.text[:20] + "=" + alone.text[21:], 20), ("", 0), ("no", 0)):
+        engine.forget_prefixes()
+        found = generate(engine, prediction=prediction, **wishes)
+        assert (found.ids, found.text) == (alone.ids, alone.text)
+        assert least <= found.timings["accepted_tokens"] <= found.timings["drafted_tokens"]
+
+
 def test_texts_of_few_salts_are_kept(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"drafts": 7})
     for salt in (*range(64), 0, 64):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,26 @@ def test_response_formats() -> None:
     assert form({"type": "json_object"}) == '{"type": "object"}'
     own = {"name": "n", "strict": True, "schema": {"type": "integer"}}
     assert form({"type": "json_schema", "json_schema": own}) == '{"type": "integer"}'
+
+
+def test_predictions() -> None:
+    def prediction(value: Any) -> str | None:
+        return chat_request({"messages": HELLO, "prediction": value}, MOST).options.prediction
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert prediction({"type": "content", "content": "ab"}) == "ab"
+    assert prediction({"type": "content", "content": parts}) == "ab"
+    assert prediction(None) is None
+    assert text_request({"prompt": "Once", "prediction": "upon"}, MOST).options.prediction == "upon"
+    for wrong, told in (
+        ({"type": "image", "content": "ab"}, "prediction.type: got 'image'"),
+        ({"type": "content"}, "missing key 'content'"),
+        ({"type": "content", "content": 7}, "prediction: got 7, wanted a text"),
+        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content[0]"),
+        (7, "prediction: got 7, wanted a text"),
+    ):
+        with pytest.raises((Refused, RequestError), match=re.escape(told)):
+            prediction(wrong)
 
 
 def test_what_is_not_said_is_openais_default() -> None:
