@@ -28,6 +28,7 @@ _GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _TRY_EVERY = 32  # of the times that a guess was not worth it: one token is tried, for texts change
 _MEMORY = 0.98  # what is left of earlier trials with each new one
 _ROW = 0.12  # what a row adds to a step of one, until it is known
+_KNOWN_STEPS = 400  # that what a step takes is known for
 _LATEST = 0.2  # share of the latest step in what steps of its size take
 
 
@@ -191,6 +192,9 @@ class Odds:
 class Pace:
     """How long steps of so many rows take, those of answers alone.
 
+    What was not seen for some hundreds of steps is not known any more: texts get longer, and one slow step must not
+    keep all others of its size from being tried.
+
     >>> pace = Pace()
     >>> pace.took(1, 0.010)
     >>> pace.took(5, 0.014)
@@ -199,12 +203,19 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}  # in the order in which they were seen last
+        self._seen: dict[int, int] = {}  # at which step
+        self._steps = 0
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
-        before = self._seconds.get(rows, seconds)
+        self._steps += 1
+        before = self._seconds.pop(rows, seconds)
         self._seconds[rows] = before + _LATEST * (seconds - before)
+        self._seen[rows] = self._steps
+        oldest = next(iter(self._seconds))
+        if self._seen[oldest] + _KNOWN_STEPS < self._steps:
+            del self._seconds[oldest]
 
     def of(self, rows: int) -> float:
         """Seconds of such a step: measured, between two that were, or by the nearest; of any unit where none was."""

@@ -259,6 +259,20 @@ def test_steps_of_answers_alone_are_timed(make_engine: MakeEngine) -> None:
     assert 1 in engine._drafter.pace._seconds
 
 
+def test_what_a_step_takes_is_not_known_for_ever() -> None:
+    pace = Pace()
+    pace.took(8, 9.0)  # something else had the machine
+    for _ in range(300):
+        pace.took(1, 0.01)
+    assert pace.of(8) == 9.0
+    for _ in range(300):
+        pace.took(1, 0.01)
+    assert pace.of(8) < 0.02
+    for _ in range(500):
+        pace.took(4, 0.012)
+    assert (pace.of(4), list(pace._seconds)) == (pytest.approx(0.012), [4])
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=3),
     st.integers(0, 2),
