@@ -4,10 +4,10 @@
 
 SmolLM2 with q4 weights, or an --artifact with a chat template. Kinds: "quote", a page of a novel to be written once
 more; "edit", the same with a name changed; "ask", a question about a page; "code"; "chat"; "form", JSON of a schema;
-"sampled", at temperature 1, where little can be guessed; "again", the same of who was asked that before and said
-something else. Every prompt is answered with and without drafts by turns, in one process; it is an error if the tokens
-differ. FOLDER is that of compare.py: llama.cpp with its Q4_0 file and OpenVINO with int4 weights look prompts up with
-and without it, for greedy kinds. Rates are tokens a second from an answer's first token to its last.
+"again", the same behind another answer of that form; "sampled", at temperature 1, where little can be guessed. Every
+prompt is answered with and without drafts by turns, in one process; it is an error if the tokens differ. FOLDER is that
+of compare.py: llama.cpp with its Q4_0 file and OpenVINO with int4 weights look prompts up with and without it, for
+greedy kinds. Rates are tokens a second from an answer's first token to its last.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from drafts_case import Rates
 from engine_case import Row, arguments, show, with_artifact
 from texts import EVALUATION, austen
 
+KINDS = ("quote", "edit", "ask", "code", "chat", "form", "again", "sampled")
 DRAFTS = (0, 3, 7)
 PAGES, PAGE_CHARS = 4, 1400
 CODE = (
@@ -42,6 +43,7 @@ CHAT = (
     "What should I see in Rome in two days?",
     "Tell me a story about a fox and a crow who meet in winter.",
 )
+FORMED = ("List cities of Europe.", "List cities of Asia.", "List towns by the sea.")
 FORM = {
     "type": "array",
     "items": {
@@ -75,18 +77,20 @@ def kinds(model: Any) -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
         "ask": (asked(f"{page}\n\nWho is in this text, and what do they do?" for page in pages), {}),
         "code": (asked(CODE), {}),
         "chat": (asked(CHAT), {}),
-        "form": (asked(["List cities of Europe.", "List cities of Asia."]), {"json_schema": FORM}),
+        "form": (asked(FORMED), {"json_schema": FORM}),
+        "again": (asked(FORMED), {"json_schema": FORM}),
         "sampled": (asked(CHAT), {"temperature": 1.0, "seed": 7}),
-        "again": (asked(CHAT), {"temperature": 1.0, "seed": 7}),
     }
 
 
-def measure(artifact: Path, threads: int, rounds: int, new_tokens: int, peers: Path | None) -> list[Row]:
+def measure(
+    artifact: Path, threads: int, rounds: int, new_tokens: int, only: list[str], peers: Path | None
+) -> list[Row]:  # fmt: skip
     """A row for each kind."""
     import llmc
 
     with llmc.load(artifact, threads=threads, drafts=DRAFTS[-1]) as model:
-        every = kinds(model)
+        every = {name: case for name, case in kinds(model).items() if name in only}
         found = {name: _ours(model, name, *case, rounds, new_tokens) for name, case in every.items()}
     greedy = {name: prompts for name, (prompts, options) in every.items() if not options}
     others = (
@@ -118,7 +122,7 @@ def _ours(
                 engine._drafter.most = most
                 engine.forget_prefixes()
                 if name == "again":
-                    model.generate(prompt, max_tokens=new_tokens, **options | {"seed": options["seed"] + 1})
+                    model.generate(prompts[place - 1], max_tokens=new_tokens, **options)
                 before = engine.stats
                 with rates.answer(str(most)) as said:
                     for result in engine.follow([model.add(prompt, wishes)]):
@@ -155,7 +159,7 @@ def main() -> None:
     options = _arguments()
     rows = with_artifact(
         options.artifact,
-        lambda path: measure(path, options.threads, options.rounds, options.new_tokens, options.peers),
+        lambda path: measure(path, options.threads, options.rounds, options.new_tokens, options.kinds, options.peers),
     )
     show(f"tokens a second, {options.threads} threads", rows, options.json)
     print(f"drafts {DRAFTS[-1]} over none, geometric mean: {statistics.geometric_mean(r['times'] for r in rows):.2f}")
@@ -163,6 +167,9 @@ def main() -> None:
 
 def _arguments() -> Any:
     parser = arguments(__doc__, threads=1, rounds=3, new_tokens=160)
+    parser.add_argument(
+        "--kinds", type=lambda text: text.split(","), default=list(KINDS), help="some of them: code,chat"
+    )
     parser.add_argument("--peers", type=Path, help="a folder of interpreters and models, as compare.py has it")
     return parser.parse_args()
 
