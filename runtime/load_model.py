@@ -52,7 +52,7 @@ def load(
     called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most; default 512, and
     2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
     policy, preemption, most_running, keep_prefixes, prefill, drafts: as `Engine` takes them; drafts: by default 7, and
-    none where a device begins a step before it is known what the one before it says.
+    none on a GPU, which begins a step before it is known what the one before it says.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
@@ -98,7 +98,7 @@ def load(
     return Model(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
-        front=front, drafts=(0 if runner.follows else _DRAFTS) if drafts is None else drafts,
+        front=front, drafts=_drafts(artifact.variant) if drafts is None else drafts,
     )  # fmt: skip
 
 
@@ -130,6 +130,11 @@ def _template(artifact: Artifact[Manifest]) -> str | None:
 def _chunk(variant: Variant) -> int:
     """Rows of one step, where nobody says how many."""
     return PREFILL_CHUNK if variant.device is None else DEVICE_CHUNK
+
+
+def _drafts(variant: Variant) -> int:
+    """Tokens guessed ahead, where nobody says how many."""
+    return _DRAFTS if variant.device is None else 0
 
 
 def _default_cache(manifest: Manifest, memory: int) -> int:

@@ -183,11 +183,6 @@ class Runner:
             raise RequestError("a sequence of a model with an encoder needs a source that was encoded")
         return self._call(self._begins(self.step_function), batch, ids, sources=True)
 
-    @property
-    def follows(self) -> bool:
-        """Whether a step may begin behind one that has not ended, of answers that take the greatest token."""
-        return getattr(self.step_function, "follow", None) is not None
-
     def follow(self, begun: Begun) -> Begun | None:
         """Begin the step behind one that has begun: its sequences go on with the greatest token of their rows.
 

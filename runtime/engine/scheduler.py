@@ -143,6 +143,7 @@ class Scheduler:
         budget = max(1, self._share() - len(going))  # prompts get on however many answers there are
         beside = min(budget, sum(len(answer.todo) for _, answer in reading)) if reading else 0
         plan.portions.extend(self.drafter.extend(going, beside))
+        budget = max(1, budget - sum(len(each.draft.tokens) for each in plan.portions if each.draft))
         for query, answer in reading:
             if query.state == "running":  # it may have given way meanwhile
                 budget -= self._read(plan, query, answer, budget, paced)
