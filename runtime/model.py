@@ -88,10 +88,10 @@ class Model:
         wishes = Options.of(options)
         return self.engine.stream(self._add(self.chat_prompt(messages, wishes.endless), wishes))
 
-    def add(self, prompt: Prompt, options: Options | None = None, user: str = "") -> int:
-        """Have the `engine` continue a prompt; the query's id. `user`: whose it is, where the policy is "fair"."""
+    def add(self, prompt: Prompt, options: Options | None = None, user: str = "", salt: str = "") -> int:
+        """Have the `engine` continue a prompt; the query's id. user, salt: as of `Engine.add_query`."""
         wishes = options or Options()
-        return self._add(self.prompt_ids(prompt, wishes.endless), wishes, user=user)
+        return self._add(self.prompt_ids(prompt, wishes.endless), wishes, user=user, salt=salt)
 
     def generate_batch(
         self, prompts: SequenceOf[Prompt], seeds: SequenceOf[int | None] | None = None, **options: Any
@@ -255,13 +255,15 @@ class Model:
         end = [] if self._facts.end is None else [self._facts.end]
         return (ids[: self._facts.context - len(end)] if truncate else ids) + end
 
-    def _add(self, prompt: list[int], options: Options, way: Direction | None = None, user: str = "") -> int:
+    def _add(
+        self, prompt: list[int], options: Options, way: Direction | None = None, user: str = "", salt: str = ""
+    ) -> int:  # fmt: skip
         """Have the engine answer; `way`: in a model with an encoder, the direction of the call."""
         if self._facts.task != "translate":
             self._check_task("generate")
-            return self.engine.add_query(prompt, options, user=user)
+            return self.engine.add_query(prompt, options, user=user, salt=salt)
         lead = (way or direction(self._facts)).lead
-        return self.engine.add_query(lead, options, source=prompt, user=user)
+        return self.engine.add_query(lead, options, source=prompt, user=user, salt=salt)
 
     def _parts(
         self, prompts: list[list[int]], options: list[Options], way: Direction | None = None

@@ -122,7 +122,7 @@ class App:
         self._check_name(asked.model)
         prompts = await asyncio.to_thread(ids_of, self.model, asked)
         self._check_room()  # there may have come others meanwhile
-        start = partial(Generating.start, self.model, asked, prompts, self.metrics)
+        start = partial(Generating.start, self.model, asked, prompts, self.metrics, request.state.key)
         generating = await asyncio.to_thread(start) if asked.options.form else start()  # grammars take a while to read
         answer = Answer(self.model, self.name, asked)
         if asked.streamed:
@@ -134,7 +134,7 @@ class App:
 
         async def guarded(request: Request) -> Response:
             try:
-                self._check_key(request)
+                request.state.key = self._key_of(request)
                 response = await run(request)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it: the status is for the counter
@@ -147,9 +147,10 @@ class App:
 
         return guarded
 
-    def _check_key(self, request: Request) -> None:
+    def _key_of(self, request: Request) -> str:
+        """The key that a request has, "" where none is wanted. Raises Refused for one that is not known."""
         if not self.limits.keys:
-            return
+            return ""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         key = given.strip().encode()
         # Every key is compared, each in a time that does not depend on where they differ.
@@ -157,6 +158,7 @@ class App:
         if scheme.lower() != "bearer" or not found:
             message = "a key is wanted: Authorization: Bearer KEY" if not given else "this key is not known here"
             raise Refused(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return key.decode()
 
     def _check_name(self, name: str | None) -> None:
         if name is not None and name != self.name:

@@ -28,12 +28,17 @@ class Generating:
         self._clock = metrics.clock()
 
     @classmethod
-    def start(cls, model: Model, asked: Asked, prompts: Sequence[list[int]], metrics: Metrics) -> Generating:
-        """Have the engine work on prompts, token ids. Raises RequestError if one cannot be served: then on none."""
+    def start(
+        cls, model: Model, asked: Asked, prompts: Sequence[list[int]], metrics: Metrics, salt: str = ""
+    ) -> Generating:  # fmt: skip
+        """Have the engine work on prompts, token ids. Raises RequestError if one cannot be served: then on none.
+
+        salt: of whose requests share what was read and said.
+        """
         queries: list[int] = []
         try:
             for ids in prompts:
-                queries.append(model.add(ids, asked.options, asked.user))
+                queries.append(model.add(ids, asked.options, asked.user, salt))
         except BaseException:
             for query in queries:
                 model.engine.cancel(query)

@@ -29,6 +29,7 @@ from server_process import KEY, Server, serving
 import llmc
 from llmc.compiler.driver import compile_model
 
+OTHER_KEY = "of-somebody-else"
 MONTHS = [{"role": "user", "content": "List the months of the year."}]
 STORY = "Once upon a time there was"
 pytestmark = pytest.mark.model
@@ -46,9 +47,13 @@ def model(artifact: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(artifact: Path) -> Iterator[Server]:
+def server(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    others = tmp_path_factory.mktemp("keys") / "keys.txt"
+    others.write_text(OTHER_KEY)
     options = ("--model-name", "small", "--threads", "1", "--max-tokens", "600", "--max-body-mb", "1")
-    with serving(artifact, *options, "--allow-origin", "https://page.example") as running:
+    with serving(
+        artifact, *options, "--allow-origin", "https://page.example", "--api-key-file", str(others)
+    ) as running:
         yield running
 
 
@@ -151,6 +156,22 @@ def test_a_prediction_is_guessed_by(client: openai.OpenAI, model: Any) -> None:
     details = reply.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 40
     assert details.rejected_prediction_tokens >= 0
+
+
+def test_keys_share_nothing(server: Server) -> None:
+    """Neither pages of what was read, nor guesses by what was said."""
+    body = {"prompt": "The keys of this house are " * 8, "max_tokens": 30, "temperature": 2.0, "seed": 3}
+
+    def asked(key: str) -> tuple[int, int]:
+        _, _, told = server.ask("/v1/completions", body, key=key)
+        usage = told["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return cached, usage["completion_tokens_details"]["accepted_prediction_tokens"]
+
+    first, again, other = asked(KEY), asked(KEY), asked(OTHER_KEY)
+    assert first[0] == other[0] == 0
+    assert again[0] >= 32
+    assert again[1] > 10 > max(first[1], other[1])
 
 
 PERSON = {
