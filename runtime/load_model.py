@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from llmc.runtime.bound import bind
+from llmc.runtime.engine.drafts import MOST_ROWS
 from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.loading.artifact import Artifact, open_artifact
@@ -58,6 +59,7 @@ def load(
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
     wanted = None if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
     rows = None if prefill_chunk is None else _bounded("prefill_chunk", prefill_chunk, 2**20)
+    guessed = None if drafts is None else _bounded("drafts", drafts, MOST_ROWS - 1, least=0)
     if verify not in ("auto", "always"):
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
@@ -98,13 +100,13 @@ def load(
     return Model(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
-        front=front, drafts=_drafts(artifact.variant) if drafts is None else drafts,
+        front=front, drafts=_drafts(artifact.variant) if guessed is None else guessed,
     )  # fmt: skip
 
 
-def _bounded(name: str, value: object, most: int) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not 1 <= int(value) <= most:
-        raise RequestError(f"{name}: wanted a whole number in 1..{most}")
+def _bounded(name: str, value: object, most: int, least: int = 1) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        raise RequestError(f"{name}: wanted a whole number in {least}..{most}")
     return int(value)
 
 

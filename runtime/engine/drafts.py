@@ -117,9 +117,8 @@ class Drafter:
             return Draft([], 0)
         if answer.lookup is None:
             answer.lookup = Lookup([*query.prediction, *(query.source_ids or ()), *query.opening])
-            answer.looked_up = 0
-        answer.lookup.extend(answer.ids[answer.looked_up :])
-        answer.looked_up = said
+        known = len(answer.lookup) - len(query.prediction) - len(query.source_ids or ()) - len(query.opening)
+        answer.lookup.extend(answer.ids[known:])
         most = min(self.most, room)
         found = Draft(*answer.lookup.guess(most))
         texts = self._said.get(query.salt)
@@ -203,31 +202,29 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # in the order in which they were seen last
-        self._seen: dict[int, int] = {}  # at which step
+        self._known: dict[int, tuple[float, int]] = {}  # rows -> seconds, the last step of them; that was oldest first
         self._steps = 0
 
     def took(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         self._steps += 1
-        before = self._seconds.pop(rows, seconds)
-        self._seconds[rows] = before + _LATEST * (seconds - before)
-        self._seen[rows] = self._steps
-        oldest = next(iter(self._seconds))
-        if self._seen[oldest] + _KNOWN_STEPS < self._steps:
-            del self._seconds[oldest]
+        before, _ = self._known.pop(rows, (seconds, 0))
+        self._known[rows] = before + _LATEST * (seconds - before), self._steps
+        oldest, (_, last) = next(iter(self._known.items()))
+        if last + _KNOWN_STEPS < self._steps:
+            del self._known[oldest]
 
     def of(self, rows: int) -> float:
         """Seconds of such a step: measured, between two that were, or by the nearest; of any unit where none was."""
-        known = self._seconds
+        known = self._known
         if rows in known:
-            return known[rows]
+            return known[rows][0]
         below = max((each for each in known if each < rows), default=0)
         above = min((each for each in known if each > rows), default=0)
         if below and above:
-            return known[below] + (known[above] - known[below]) * (rows - below) / (above - below)
+            return known[below][0] + (known[above][0] - known[below][0]) * (rows - below) / (above - below)
         near = below or above
-        return (known[near] / _guessed(near) if near else 1.0) * _guessed(rows)
+        return (known[near][0] / _guessed(near) if near else 1.0) * _guessed(rows)
 
 
 def _guessed(rows: int) -> float:

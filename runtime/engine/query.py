@@ -62,7 +62,6 @@ class Answer:
     row: Row | None = None
     draft: Draft | None = None
     lookup: Lookup | None = None  # its text, once a guess was wanted
-    looked_up: int = 0  # of `ids`, those that are in it
     drafted: int = 0
     accepted: int = 0
     finish_reason: str = ""

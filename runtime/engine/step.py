@@ -124,8 +124,8 @@ class Stepper:
                     answer.row, answer.draft = output.row(first), portion.draft
                 if portion.draft is not None:
                     portion.draft.rows = [output.row(each) for each in range(first + 1, at)]
-        if work.rows_of_answers and self.runner.stages == 1:
-            self.scheduler.drafter.pace.took(work.rows_of_answers, time.perf_counter() - work.start)
+        if self.runner.stages == 1 and (rows := work.rows_of_answers):
+            self.scheduler.drafter.pace.took(rows, time.perf_counter() - work.start)
 
     def tidy(self, idle: bool) -> None:
         """Give freed memory back now and then; `idle`: no query is left."""

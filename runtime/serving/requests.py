@@ -172,7 +172,7 @@ def _prediction(value: Any) -> Any:
     if problems:
         raise Refused(400, schema.listed(problems), param="prediction")
     content = value["content"]
-    return _joined("prediction.content", content) if isinstance(content, list) else content
+    return _joined("prediction", "prediction.content", content) if isinstance(content, list) else content
 
 
 def _known(body: Json, known: set[str]) -> Json:
@@ -234,20 +234,18 @@ def _message(number: int, message: Any) -> Any:
         return message  # the template's reader says what is wrong with it
     plain = {key: value for key, value in message.items() if value is not None and value != []}
     if isinstance(message.get("content"), list):
-        plain["content"] = _joined(f"messages[{number}].content", message["content"])
+        plain["content"] = _joined("messages", f"messages[{number}].content", message["content"])
     if plain.get("role") == "developer":  # what newer clients call it
         plain["role"] = "system"
     return plain
 
 
-def _joined(where: str, parts: list[Any]) -> str:
+def _joined(param: str, where: str, parts: list[Any]) -> str:
     texts = []
     for at, part in enumerate(parts):
         problems = schema.record(type=schema.one_of("text"), text=schema.text)(part, f"{where}[{at}]")
         if problems:
-            raise Refused(
-                400, f"{schema.listed(problems)}; this model reads text alone", param=where.split(".")[0].split("[")[0]
-            )
+            raise Refused(400, f"{schema.listed(problems)}; this model reads text alone", param=param)
         texts.append(part["text"])
     if not texts:
         raise RequestError(f"{where}: it is empty")

@@ -1,6 +1,6 @@
 """What drafts save: answers of several kinds with guesses and without, beside others that look prompts up.
 
-    python tests/bench/drafts.py [--threads 1] [--rounds 3] [--new-tokens 160] [--peers FOLDER] [--json]
+    python tests/bench/drafts.py [--threads 1] [--rounds 3] [--new-tokens 160] [--kinds code,chat] [--peers FOLDER]
 
 SmolLM2 with q4 weights, or an --artifact with a chat template. Kinds: "quote", a page of a novel to be written once
 more; "edit", the same with a name changed; "ask", a question about a page; "code"; "chat"; "form", JSON of a schema;
@@ -171,7 +171,10 @@ def _arguments() -> Any:
         "--kinds", type=lambda text: text.split(","), default=list(KINDS), help="some of them: code,chat"
     )
     parser.add_argument("--peers", type=Path, help="a folder of interpreters and models, as compare.py has it")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"--kinds: {', '.join(sorted(unknown))}: wanted some of {', '.join(KINDS)}")
+    return options
 
 
 if __name__ == "__main__":

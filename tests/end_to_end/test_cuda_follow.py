@@ -44,10 +44,15 @@ COUNTED = """
         model.runner.pool.check([])
 """
 
+SCHEDULES = f"""
+    sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
+    import schedules
+"""
+
 
 def test_answers_are_those_of_steps_that_wait(device: dict[str, str], artifact: Path) -> None:
     """Of different lengths, ended by texts and tokens, forked, beside those that are not plain, cancelled, drafted."""
-    found = steps(device, artifact, COUNTED + """
+    found = steps(device, artifact, COUNTED + SCHEDULES + """
     prompts = [list(range(5, 5 + count)) for count in (9, 30, 17, 1)]
     first = model.generate(prompts[0], max_tokens=24, ignore_eos=True)
     piece = first.text[len(first.text) // 2 :][:2]
@@ -84,14 +89,8 @@ def test_answers_are_those_of_steps_that_wait(device: dict[str, str], artifact: 
     from llmc.runtime.engine.drafts import Odds
     texts = [prompt + model.generate(prompt, max_tokens=24, ignore_eos=True).ids for prompt in prompts]
 
-    def guess(lookup, most):
-        ids = lookup._ids[: len(lookup)].tolist()
-        found = [text[len(ids) :][:most] for text in texts if len(text) > len(ids) and text[: len(ids)] == ids]
-        if not found:
-            return [], 0
-        return [token if number % 3 else token ^ 1 for number, token in enumerate(found[0], len(ids))], 2
-
-    Lookup.guess, Odds.of, model.engine._drafter.most, followed = guess, lambda *_: 0.9, 5, len(follows)
+    Lookup.guess, Odds.of = schedules.guess_from(texts), lambda *_: 0.9
+    model.engine._drafter.most, followed = 5, len(follows)
     drafted = all_of()
     stats = model.engine.stats
     print(json.dumps({"same": mine == wanted, "count": len(mine), "follows": sum(follows), "none": None in wanted,

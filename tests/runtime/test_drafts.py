@@ -255,8 +255,8 @@ def test_a_text_that_nothing_speaks_for_is_hardly_guessed(make_engine: MakeEngin
 def test_steps_of_answers_alone_are_timed(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"drafts": 3})
     generate(engine, max_tokens=8, ignore_eos=True)
-    assert 20 not in engine._drafter.pace._seconds
-    assert 1 in engine._drafter.pace._seconds
+    assert 20 not in engine._drafter.pace._known
+    assert 1 in engine._drafter.pace._known
 
 
 def test_what_a_step_takes_is_not_known_for_ever() -> None:
@@ -270,7 +270,7 @@ def test_what_a_step_takes_is_not_known_for_ever() -> None:
     assert pace.of(8) < 0.02
     for _ in range(500):
         pace.took(4, 0.012)
-    assert (pace.of(4), list(pace._seconds)) == (pytest.approx(0.012), [4])
+    assert (pace.of(4), list(pace._known)) == (pytest.approx(0.012), [4])
 
 
 @given(

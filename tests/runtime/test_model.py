@@ -134,6 +134,10 @@ def test_empty_prompts(model: Model) -> None:
     "options",
     [
         {"threads": 0},
+        {"drafts": -1},
+        {"drafts": 16},
+        {"drafts": "7"},
+        {"drafts": True},
         {"threads": 10**6},
         {"cache_tokens": 0},
         {"cache_tokens": 2**60},

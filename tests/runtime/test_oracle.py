@@ -85,6 +85,5 @@ def test_where_tokens_are_drafted(
         alone = make_engine(eos=schedules.EOS, settings={"keep_prefixes": False}, pages=schedule.pages)
         alone.runner.endless = ("reevaluate",)
         finished += schedules.compare(schedule, alone, f"schedule {number}")
-    print(finished, drafted, accepted)
     assert finished > 2 * _TOGETHER
     assert drafted > accepted > 5 * _TOGETHER
