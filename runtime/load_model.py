@@ -44,6 +44,7 @@ def load(
     keep_prefixes: bool = True,
     prefill: str = "chunked",
     drafts: int | None = None,
+    draft_model: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
@@ -53,13 +54,16 @@ def load(
     called while it hashes, and while weights go to a GPU. prefill_chunk: rows of one step at most; default 512, and
     2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
     policy, preemption, most_running, keep_prefixes, prefill, drafts: as `Engine` takes them; drafts: by default 7, and
-    none on a GPU, which begins a step before it is known what the one before it says.
+    none on a GPU, which begins a step before it is known what the one before it says. draft_model: the artifact of a
+    smaller model with the same tokenizer, which guesses tokens too.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
     wanted = None if threads is None else min(most, _bounded("threads", threads, _MAX_THREADS))
     rows = None if prefill_chunk is None else _bounded("prefill_chunk", prefill_chunk, 2**20)
     guessed = None if drafts is None else _bounded("drafts", drafts, MOST_ROWS - 1, least=0)
+    if draft_model is not None and guessed == 0:
+        raise RequestError("drafts: got 0, with which a draft model has nothing to do")
     if verify not in ("auto", "always"):
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
@@ -72,6 +76,10 @@ def load(
             "else is in the step; load it without, or compile it again"
         )
     tokenizer = Tokenizer(artifact.read(manifest.tokenizer), manifest.bos if manifest.add_bos else None)
+    draft = None
+    if draft_model is not None:
+        draft = open_artifact(draft_model, always_hash=verify == "always", progress=progress)
+        _check_draft(draft, manifest, artifact.read(manifest.tokenizer), tokenizer)
     give_back()  # reading a tokenizer takes much more memory than it keeps
     template = _template(artifact)
     tokens = None if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
@@ -97,10 +105,12 @@ def load(
         encode_function=functions.get("encode"), turn_function=functions.get("turn"), endless=manifest.endless,
         parts=parts_of(manifest, functions), stages=1 if front is None else front.stages,
     )  # fmt: skip
+    most_drafts = _DRAFTS if artifact.variant.device is None or draft is not None else 0
     return Model(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
-        front=front, drafts=_drafts(artifact.variant) if guessed is None else guessed,
+        front=front, drafts=most_drafts if guessed is None else guessed,
+        draft_model=None if draft is None else _draft_runner(draft, threads, pages.num_pages * PAGE_TOKENS, progress),
     )  # fmt: skip
 
 
@@ -134,9 +144,34 @@ def _chunk(variant: Variant) -> int:
     return PREFILL_CHUNK if variant.device is None else DEVICE_CHUNK
 
 
-def _drafts(variant: Variant) -> int:
-    """Tokens guessed ahead, where nobody says how many."""
-    return _DRAFTS if variant.device is None else 0
+def _check_draft(draft: Artifact[Manifest], manifest: Manifest, tokenizer_json: bytes, tokenizer: Tokenizer) -> None:
+    """Raise RequestError where an artifact cannot guess for the model of `manifest`."""
+    own = draft.manifest
+    name, its_name = manifest.raw["name"], own.raw["name"]
+    if isinstance(manifest, DeviceManifest) or isinstance(own, DeviceManifest):
+        raise RequestError("draft_model: an artifact for several devices neither has one nor is one")
+    if manifest.task != "generate" or own.task != "generate":
+        raise RequestError(
+            f"draft_model: wanted two decoders, and {name} was compiled to {manifest.task}, {its_name} to {own.task}"
+        )
+    its_json = draft.read(own.tokenizer)
+    if its_json != tokenizer_json and not tokenizer.same_ids_as(Tokenizer(its_json)):
+        raise RequestError(
+            f"draft_model: token ids of {its_name} do not mean what those of {name} do; wanted a smaller model with "
+            "the same tokenizer, as one of the same family"
+        )
+
+
+def _draft_runner(draft: Artifact[Manifest], threads: int, tokens: int, progress: Progress | None) -> Runner:
+    """A runner of a draft model, with a cache for as many tokens as the model has that it guesses for."""
+    own = draft.manifest
+
+    def tokens_in(memory: int) -> int:
+        return max(1, min(tokens, memory // own.kv.token_bytes))
+
+    weights = map_weights(draft.path(own.weights), own.order)
+    pages, functions = bind(draft, weights, threads, tokens_in, None, progress)
+    return Runner(functions["step"], pages, own.vocab, own.context, _chunk(draft.variant))
 
 
 def _default_cache(manifest: Manifest, memory: int) -> int:

@@ -9,7 +9,7 @@ import click
 
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import drafts_option, for_devices, threads_option
+from llmc.options import draft_model_option, drafts_option, for_devices, threads_option
 from llmc.run_graph import run_graph
 
 # What a terminal would obey if a model wrote it: control characters, less newline and tab.
@@ -81,6 +81,7 @@ Examples:
 @click.option("--output-dir", metavar="FOLDER", help="Write the outputs of a graph there, as NAME.npy.")
 @threads_option
 @drafts_option
+@draft_model_option
 @json_option
 @decoding_options()
 @for_devices
@@ -92,6 +93,7 @@ def run(
     output_dir: str | None,
     threads: int | None,
     drafts: int | None,
+    draft_model: str | None,
     as_json: bool,
     **decoding: Any,
 ) -> None:
@@ -113,7 +115,7 @@ def run(
     text = read_prompt(prompt)
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, progress=progress)
+        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, draft_model=draft_model, progress=progress)
     with model:
         if raw or not model.manifest.get("chat_template"):
             stream = model.stream(text, **options)

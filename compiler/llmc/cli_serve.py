@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import drafts_option, for_devices, read_text, threads_option
+from llmc.options import draft_model_option, drafts_option, for_devices, read_text, threads_option
 
 _NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
@@ -39,6 +39,7 @@ Examples:
               help="Who goes first; fair: 'user' of requests by turns.")  # fmt: skip
 @threads_option
 @drafts_option
+@draft_model_option
 @json_option
 @for_devices
 def serve(
@@ -55,6 +56,7 @@ def serve(
     policy: str,
     threads: int | None,
     drafts: int | None,
+    draft_model: str | None,
     as_json: bool,
 ) -> None:
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.
@@ -78,7 +80,13 @@ def serve(
 
         with progress_bars() as progress:
             model = llmc.runtime.load(
-                artifact, threads=threads, cache_tokens=cache_tokens, policy=policy, drafts=drafts, progress=progress
+                artifact,
+                threads=threads,
+                cache_tokens=cache_tokens,
+                policy=policy,
+                drafts=drafts,
+                draft_model=draft_model,
+                progress=progress,
             )
         with model:
             limits = Limits(

@@ -21,6 +21,12 @@ drafts_option = click.option(
     help="Tokens guessed ahead at most, and checked at once (default: 7, on a GPU 0). It changes speed alone.",
 )
 
+draft_model_option = click.option(
+    "--draft-model",
+    metavar="SMALL.llmc",
+    help="A smaller model with the same tokenizer, which guesses tokens. It changes speed alone.",
+)
+
 devices_option = click.option(
     "--devices", is_flag=True, help="Start a worker for each device the artifact was compiled for (mpirun)."
 )

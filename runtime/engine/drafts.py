@@ -1,11 +1,11 @@
-"""Drafts: tokens that answers may say next, guessed for nothing, which a step checks beside the one that is certain.
+"""Drafts: tokens that answers may say next, guessed at little cost, which a step checks beside the one that is certain.
 
 A step of few rows takes about as long as one of a single row, for it reads the same weights. So an answer is fed its
 last token and a guess of those behind it (speculative decoding, https://arxiv.org/abs/2211.17192). Guesses come from
-the text itself and what was said before (lookup.py), or from the form that the answer is to have. Each row then chooses
-as ever, and as far as choices are the guesses they count: what an answer says is the same, token by token, whatever is
-guessed. How many tokens are worth a guess is decided for all answers together, by how long steps take and how often
-guesses were right (https://arxiv.org/abs/2406.14066).
+the text itself and what was said before (lookup.py), from the form that the answer is to have, or from a second, small
+model (draft_model.py). Each row then chooses as ever, and as far as choices are the guesses they count: what an answer
+says is the same, token by token, whatever is guessed. How many tokens are worth a guess is decided for all answers
+together, by how long steps take and how often guesses were right (https://arxiv.org/abs/2406.14066).
 """
 
 from __future__ import annotations
@@ -15,53 +15,58 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmc.runtime.decoding.lookup import MOST_AGREED, Lookup, Texts
+from llmc.runtime.engine.learned import FORCED, Odds, Pace, agreed_ground, chance_ground
 
 if TYPE_CHECKING:
     from llmc.runtime.decoding.candidates import Row
+    from llmc.runtime.engine.draft_model import DraftModel
     from llmc.runtime.engine.query import Answer, Query
     from llmc.runtime.engine.scheduler import Portion
 
-FORCED = 0  # the form of the answer leaves hardly a choice
 MOST_ROWS = 16  # of a step of answers and their drafts; more of them are bound by multiplying, whatever is right
 _KEPT_TOKENS, _KEPT_SALTS = 16_384, 64  # of what was said, of each salt
 _GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _TRY_EVERY = 32  # of the times that a guess was not worth it: one token is tried, for texts change
-_MEMORY = 0.98  # what is left of earlier trials with each new one
-_ROW = 0.12  # what a row adds to a step of one, until it is known
-_KNOWN_STEPS = 400  # that what a step takes is known for
-_LATEST = 0.2  # share of the latest step in what steps of its size take
+_NEAR = 32  # tokens that a draft model reads before it guesses; what is longer it reads by itself
 
 
 @dataclass(eq=False)
 class Draft:
     """Tokens that were guessed, and what came of it.
 
-    agreed: tokens before them that stood before the same ones earlier in the text, or FORCED. rows: what the step says
-    behind each of them. right: how many were chosen. refuted: whether another one was chosen in place of the next.
+    grounds: what speaks for each of them (learned.py). rows: what the step says behind each of them. right: how many
+    were chosen. refuted: whether another one was chosen in place of the next.
     """
 
-    tokens: list[int]
-    agreed: int
+    tokens: list[int] = field(default_factory=list)
+    grounds: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     right: int = 0
     refuted: bool = False
 
-    def ground(self, place: int) -> int:
-        """What speaks for its token at a place: as many tokens as will have agreed before it, or FORCED."""
-        return FORCED if self.agreed == FORCED else self.agreed + place
+    @staticmethod
+    def looked_up(tokens: list[int], agreed: int) -> Draft:
+        """What followed elsewhere where so many tokens agree; with each of them that is right there is one more."""
+        return Draft(tokens, [agreed_ground(agreed + place) for place in range(len(tokens))])
+
+    def first(self, count: int) -> Draft:
+        """The first tokens of it."""
+        return Draft(self.tokens[:count], self.grounds[:count])
 
 
 class Drafter:
     """Says what is guessed in a step, and learns from what came of it.
 
     most: tokens guessed for an answer at once, 0: none. keeps: whether what answers said is kept for guesses about
-    others, of the same salt: so none can learn from its speed what others were told. drafted, accepted: tokens guessed
-    so far, and those of them that were said.
+    others, of the same salt: so none can learn from its speed what others were told. model: what guesses where the text
+    does not say enough, if anything. drafted, accepted: tokens guessed so far, and those of them that were said.
     """
 
-    def __init__(self, most: int, keeps: bool = False) -> None:
+    def __init__(self, most: int, keeps: bool = False, vocab: int = 0, model: DraftModel | None = None) -> None:
         self.most = most
+        self.vocab = vocab
         self.keeps = keeps
+        self.model = model
         self.odds = Odds()
         self.pace = Pace()
         self.drafted = 0
@@ -69,8 +74,10 @@ class Drafter:
         self._passed = 0
         self._said: OrderedDict[str, Texts] = OrderedDict()  # by salt, from the one that was not added to for longest
 
-    def remember(self, query: Query) -> None:
-        """Keep what a query's answers said."""
+    def leave(self, query: Query) -> None:
+        """A query has ended: keep what its answers said."""
+        if self.model is not None:
+            self.model.leave(query)
         if not (self.most and self.keeps) or query.by_caller:
             return
         said = self._said
@@ -84,19 +91,24 @@ class Drafter:
     def forget(self) -> None:
         """Keep nothing of what was said. Any thread may call it."""
         self._said = OrderedDict()
+        if self.model is not None:
+            self.model.forget()
 
     def extend(self, going: list[Portion], beside: int) -> list[Portion]:
         """The portions of answers that go on, some with a draft. beside: rows of prompts in the same step, about."""
         if not self.most or not 0 < len(going) < MOST_ROWS:
             return going
         guesses = {number: guess for number, portion in enumerate(going) if (guess := self._guess(portion)).tokens}
+        trial = self._passed % _TRY_EVERY == _TRY_EVERY - 1
+        if self.model is not None and self.pace.known and not beside:
+            guesses |= self._ask(self.model, going, guesses, trial)
         if not guesses:
             return going
-        counts = self._counts(guesses, len(going), beside)
+        best = self._select(guesses, len(going), beside)
+        self._passed += not best.counts
+        counts = best.counts or ({best.likeliest: 1} if trial else {})
         return [
-            replace(portion, draft=Draft(guesses[number].tokens[: counts[number]], guesses[number].agreed))
-            if counts.get(number)
-            else portion
+            replace(portion, draft=guesses[number].first(counts[number])) if number in counts else portion
             for number, portion in enumerate(going)
         ]
 
@@ -104,31 +116,38 @@ class Drafter:
         """Take in what came of a draft."""
         self.drafted += len(draft.tokens)
         self.accepted += draft.right
-        for place in range(draft.right):
-            self.odds.tried(draft.ground(place), True)
+        for ground in draft.grounds[: draft.right]:
+            self.odds.tried(ground, True)
         if draft.refuted:
-            self.odds.tried(draft.ground(draft.right), False)
+            self.odds.tried(draft.grounds[draft.right], False)
 
     def _guess(self, portion: Portion) -> Draft:
+        """What is guessed of an answer for nothing."""
         query, answer = portion.query, portion.answer
-        said = len(answer.ids)
-        room = min(query.options.max_tokens - said, query.limit - len(query.opening) - said) - 1
-        if room < 1 or not _may_draft(query, answer):
-            return Draft([], 0)
+        most = self._most(portion)
+        if most < 1:
+            return Draft()
         if answer.lookup is None:
             answer.lookup = Lookup([*query.prediction, *(query.source_ids or ()), *query.opening])
         known = len(answer.lookup) - len(query.prediction) - len(query.source_ids or ()) - len(query.opening)
         answer.lookup.extend(answer.ids[known:])
-        most = min(self.most, room)
-        found = Draft(*answer.lookup.guess(most))
+        found, agreed = answer.lookup.guess(most)
         texts = self._said.get(query.salt)
-        if texts is not None and found.agreed < MOST_AGREED:
-            other = Draft(*texts.guess(answer.lookup.end, most))
-            found = other if other.agreed > found.agreed else found
+        if texts is not None and agreed < MOST_AGREED:
+            other, others_agreed = texts.guess(answer.lookup.end, most)
+            found, agreed = (other, others_agreed) if others_agreed > agreed else (found, agreed)
         forced = [] if answer.chooser is None else answer.chooser.forced()[:most]
-        return Draft(forced, FORCED) if forced != found.tokens[: len(forced)] else found
+        if forced != found[: len(forced)]:
+            return Draft(forced, [FORCED] * len(forced))
+        return Draft.looked_up(found, agreed)
 
-    def _counts(self, guesses: dict[int, Draft], rows: int, beside: int) -> dict[int, int]:
+    def _most(self, portion: Portion) -> int:
+        """Tokens of an answer to guess at most: one less than it may still say."""
+        query, said = portion.query, len(portion.answer.ids)
+        room = min(query.options.max_tokens - said, query.limit - len(query.opening) - said) - 1
+        return min(self.most, room) if _may_draft(query, portion.answer) else 0
+
+    def _select(self, guesses: dict[int, Draft], rows: int, beside: int) -> _Selection:
         """How many tokens of which guesses to feed, beside `rows` rows that are fed anyway.
 
         A token counts by the chance that it and all before it are right. The likeliest are fed, as many as give most
@@ -137,98 +156,108 @@ class Drafter:
         chances = []
         for number, guess in guesses.items():
             chance = 1.0
-            for place in range(len(guess.tokens)):
-                chance *= self.odds.of(guess.ground(place))
+            for ground in guess.grounds:
+                chance *= self.odds.of(ground)
                 chances.append((chance, number))
         chances.sort(key=lambda each: -each[0])
-        expected, best, taken = float(rows), _GAIN * rows / self._cost(rows, beside), 0
-        for place, (chance, _) in enumerate(chances[: MOST_ROWS - rows]):
+        best = _Selection(rows, float(rows), self._cost(rows, beside), likeliest=chances[0][1] if chances else 0)
+        expected, least = best.expected, _GAIN
+        for place, (chance, _) in enumerate(chances[: MOST_ROWS - rows], 1):
             expected += chance
-            worth = expected / self._cost(rows + place + 1, beside)
-            if worth > best:
-                best, taken = worth, place + 1
-        if not taken:
-            self._passed += 1
-            taken = self._passed % _TRY_EVERY == 0
-        counts: dict[int, int] = {}
-        for _, number in chances[:taken]:
-            counts[number] = counts.get(number, 0) + 1
-        return counts
+            seconds = self._cost(rows + place, beside)
+            if expected / seconds > best.worth * least:
+                best, least = replace(best, rows=rows + place, expected=expected, seconds=seconds), 1.0
+        for _, number in chances[: best.rows - rows]:
+            best.counts[number] = best.counts.get(number, 0) + 1
+        return best
 
     def _cost(self, rows: int, beside: int) -> float:
         return float(rows + beside) if beside else self.pace.of(rows)
 
+    def _ask(
+        self, model: DraftModel, going: list[Portion], guesses: dict[int, Draft], trial: bool
+    ) -> dict[int, Draft]:  # fmt: skip
+        """What the model guesses of answers that nothing better is known of, where that is worth its time."""
+        room = {
+            number: most
+            for number, portion in enumerate(going)
+            if (most := self._most(portion)) > 0
+            and portion.query.source_ids is None
+            and (number not in guesses or self.odds.of(guesses[number].grounds[0]) < self.odds.of_models)
+        }
+        speakers = {number: (going[number].query, going[number].answer) for number in room}
+        unread = {n: tokens for n, speaker in speakers.items() if (tokens := model.unread(*speaker)) is not None}
+        without = self._select({n: guess for n, guess in guesses.items() if n not in unread}, len(going), 0)
+        pays = self._pays(model, without, [room[n] for n in unread], self._select(guesses, len(going), 0).worth)
+        far = [speakers[n] for n, tokens in unread.items() if tokens > _NEAR]
+        if pays and far:
+            model.read(far)
+        near = {n: room[n] for n, tokens in unread.items() if tokens <= _NEAR}
+        return self._rounds(model, without, near, {n: speakers[n][1] for n in near}) if pays or trial else {}
 
-class Odds:
-    """How often a token is right that was guessed where so many before it agreed, or that is FORCED.
+    def _pays(self, model: DraftModel, without: _Selection, room: list[int], worth: float) -> bool:
+        """Whether tokens of the model, with ordinary luck, make a step more worth than this."""
+        chance, expected, rows = 1.0, without.expected, without.rows
+        for place in range(1, self.most + 1):
+            asked = sum(most >= place for most in room)
+            chance, rows = chance * self.odds.of_models, rows + asked
+            expected += chance * asked
+            seconds = self.pace.of(rows) + place * model.pace.of(len(room))
+            if rows > MOST_ROWS or not asked:
+                break
+            if not model.pace.known or expected / seconds > worth * _GAIN:
+                return True
+        return False
 
-    >>> odds = Odds()
-    >>> odds.of(2) < odds.of(8) < 1
-    True
-    >>> before = odds.of(8)
-    >>> odds.tried(8, True)
-    >>> odds.of(8) > before
-    True
+    def _rounds(
+        self, model: DraftModel, without: _Selection, room: dict[int, int], answers: dict[int, Answer]
+    ) -> dict[int, Draft]:  # fmt: skip
+        """A token of each answer a round, until another round would give less for its time than all before."""
+        drafts = {number: Draft() for number in room}
+        chances = dict.fromkeys(room, 1.0)
+        rows, expected, seconds = without.rows, without.expected, without.seconds
+        while True:
+            asked = [n for n in chances if len(drafts[n].tokens) < room[n]][: MOST_ROWS - rows]
+            if not asked:
+                break
+            step = model.pace.of(len(asked)) if model.pace.known else 0.0
+            more = step + max(0.0, self.pace.of(rows + len(asked)) - self.pace.of(rows))
+            gain = self.odds.of_models * sum(chances[n] for n in asked)
+            if rows > without.rows and gain * seconds <= expected * more:
+                break
+            found = model.guess([answers[n] for n in asked])
+            for number in asked:
+                token, chance = found.get(answers[number], (self.vocab, 0.0))
+                if token >= self.vocab:
+                    del chances[number]
+                    continue
+                drafts[number].tokens.append(token)
+                drafts[number].grounds.append(chance_ground(chance))
+                chances[number] *= self.odds.of(chance_ground(chance))
+                expected += chances[number]
+                rows += 1
+            seconds += more
+        return {number: draft for number, draft in drafts.items() if draft.tokens}
+
+
+@dataclass
+class _Selection:
+    """Tokens that are worth to be fed.
+
+    counts: of which guess how many. rows: all rows of the step. expected: tokens that it is expected to give. seconds:
+    that it is expected to take. likeliest: the guess whose first token is likeliest.
     """
 
-    def __init__(self) -> None:
-        self._tried = [4.0] * (MOST_AGREED + 1)
-        self._right = [4.0 * agreed / (agreed + 2) for agreed in range(MOST_AGREED + 1)]
-        self._right[FORCED] = 3.8
+    rows: int
+    expected: float
+    seconds: float
+    counts: dict[int, int] = field(default_factory=dict)
+    likeliest: int = 0
 
-    def of(self, agreed: int) -> float:
-        """The chance."""
-        at = min(agreed, MOST_AGREED)
-        return self._right[at] / self._tried[at]
-
-    def tried(self, agreed: int, right: bool) -> None:
-        """One was tried."""
-        at = min(agreed, MOST_AGREED)
-        self._tried[at] = _MEMORY * self._tried[at] + 1
-        self._right[at] = _MEMORY * self._right[at] + right
-
-
-class Pace:
-    """How long steps of so many rows take, those of answers alone.
-
-    What was not seen for some hundreds of steps is not known any more: texts get longer, and one slow step must not
-    keep all others of its size from being tried.
-
-    >>> pace = Pace()
-    >>> pace.took(1, 0.010)
-    >>> pace.took(5, 0.014)
-    >>> round(pace.of(3), 3), pace.of(9) > 0.014
-    (0.012, True)
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[float, int]] = {}  # rows -> seconds, the last step of them; that was oldest first
-        self._steps = 0
-
-    def took(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
-        self._steps += 1
-        before, _ = self._known.pop(rows, (seconds, 0))
-        self._known[rows] = before + _LATEST * (seconds - before), self._steps
-        oldest, (_, last) = next(iter(self._known.items()))
-        if last + _KNOWN_STEPS < self._steps:
-            del self._known[oldest]
-
-    def of(self, rows: int) -> float:
-        """Seconds of such a step: measured, between two that were, or by the nearest; of any unit where none was."""
-        known = self._known
-        if rows in known:
-            return known[rows][0]
-        below = max((each for each in known if each < rows), default=0)
-        above = min((each for each in known if each > rows), default=0)
-        if below and above:
-            return known[below][0] + (known[above][0] - known[below][0]) * (rows - below) / (above - below)
-        near = below or above
-        return (known[near][0] / _guessed(near) if near else 1.0) * _guessed(rows)
-
-
-def _guessed(rows: int) -> float:
-    return 1 + _ROW * (rows - 1)
+    @property
+    def worth(self) -> float:
+        """Tokens a second."""
+        return self.expected / self.seconds
 
 
 def _may_draft(query: Query, answer: Answer) -> bool:

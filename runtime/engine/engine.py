@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.draft_model import DraftModel
 from llmc.runtime.engine.drafts import MOST_ROWS, Drafter
 from llmc.runtime.engine.intake import Intake
 from llmc.runtime.engine.layered import LayeredScheduler
@@ -50,7 +51,7 @@ class Engine:
         self, runner: Runner, tokenizer: Tokenizer, eos: frozenset[int] = frozenset(), *,
         lead: tuple[int, ...] = (), suppressed: tuple[int, ...] = (), policy: str = "fcfs",
         preemption: str = "recompute", most_running: int = 256, keep_prefixes: bool = True,
-        prefill: str = "chunked", drafts: int = 0,
+        prefill: str = "chunked", drafts: int = 0, draft_model: Runner | None = None,
     ) -> None:  # fmt: skip
         """An engine over a runner, which nothing else may feed with sequences of the engine.
 
@@ -60,7 +61,8 @@ class Engine:
         that run at most. keep_prefixes: keep the pages of what was read for queries that begin alike, and what was said
         for drafts. prefill: how long prompts are read beside answers, "chunked": some tokens a step, "layered": some
         layers a step, of an artifact that was compiled so. drafts: tokens of an answer that a step may guess ahead and
-        check at once; what is said does not depend on it.
+        check at once; what is said does not depend on it. draft_model: what guesses where the text itself does not say
+        enough, the runner of a smaller model whose token ids mean the same.
         """
         if policy not in POLICIES:
             raise RequestError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
@@ -73,6 +75,8 @@ class Engine:
                                "the model again with --layer-groups")  # fmt: skip
         if not 0 <= drafts < MOST_ROWS:
             raise RequestError(f"drafts: got {drafts}, wanted 0..{MOST_ROWS - 1}")
+        if draft_model is not None and not drafts:
+            raise RequestError("drafts: got 0, with which a draft model has nothing to do")
         if most_running < 1:
             raise RequestError(f"most_running: got {most_running}, wanted at least 1")
         self.runner = runner
@@ -80,7 +84,8 @@ class Engine:
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
         self._room = Room(runner, self.tree, preemption == "swap")
         order = POLICIES[policy]()
-        self._drafter = Drafter(drafts, keep_prefixes)
+        self._draft_model = None if draft_model is None else DraftModel(draft_model, keep_prefixes)
+        self._drafter = Drafter(drafts, keep_prefixes, runner.vocab, self._draft_model)
         self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running, self._drafter)
         self._queries = Queries(self._room, order, self._scheduler, tokenizer)
         self._turns = Turns()
@@ -200,6 +205,8 @@ class Engine:
             self.cancel(query)
         if self.tree is not None:
             self.tree.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
         if self._beside is not None:
             self._beside.shutdown()
             self._beside = None

@@ -151,7 +151,7 @@ class Queries:
             answer.pieces.append(answer.finish(reason))
         self._room.drop(query)
         self._scheduler.remove(query)
-        self._scheduler.drafter.remember(query)
+        self._scheduler.drafter.leave(query)
         query.state = "ended"
         if last is not None:
             self._deliver(query, replace(last, done=query.result()))

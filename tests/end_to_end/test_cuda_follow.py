@@ -86,7 +86,7 @@ def test_answers_are_those_of_steps_that_wait(device: dict[str, str], artifact: 
     mine = all_of()
 
     from llmc.runtime.decoding.lookup import Lookup
-    from llmc.runtime.engine.drafts import Odds
+    from llmc.runtime.engine.learned import Odds
     texts = [prompt + model.generate(prompt, max_tokens=24, ignore_eos=True).ids for prompt in prompts]
 
     Lookup.guess, Odds.of = schedules.guess_from(texts), lambda *_: 0.9

@@ -14,7 +14,7 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.runtime import Engine, Model
 from llmc.runtime.decoding.lookup import Lookup
-from llmc.runtime.engine.drafts import Odds
+from llmc.runtime.engine.learned import Odds
 
 pytestmark = pytest.mark.usefixtures("plain_code")
 

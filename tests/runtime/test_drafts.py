@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from llmc.runtime.decoding.chooser import Chooser
 from llmc.runtime.decoding.lookup import Lookup
-from llmc.runtime.engine.drafts import FORCED, MOST_ROWS, Draft, Drafter, Odds, Pace
+from llmc.runtime.engine.drafts import MOST_ROWS, Draft, Drafter
 from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.learned import FORCED, Odds, Pace
 from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.generate import Generation, Options
 
@@ -25,7 +26,7 @@ PROMPT = [int(id_) for id_ in np.random.default_rng(3).integers(6, 97, 20)]
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every guess is fed."""
-    monkeypatch.setattr(Odds, "of", lambda odds, agreed: 1.0)
+    monkeypatch.setattr(Odds, "of", lambda odds, ground: 1.0)
     monkeypatch.setattr(Pace, "of", lambda pace, rows: 1.0)
 
 
@@ -285,20 +286,20 @@ def test_as_many_are_fed_as_give_most_for_the_time(
     drafter = Drafter(5)
     for rows, took in enumerate(seconds, 1):
         drafter.pace.took(rows, took)
-    drafts = {number: Draft([1] * count, agreed) for number, (count, agreed) in enumerate(guesses)}
+    drafts = {number: Draft.looked_up([1] * count, agreed) for number, (count, agreed) in enumerate(guesses)}
     rows = len(drafts) + others
 
     def worth(counts: tuple[int, ...]) -> float:
         expected = float(rows)
         for draft, count in zip(drafts.values(), counts, strict=True):
             chance = 1.0
-            for place in range(count):
-                chance *= drafter.odds.of(draft.ground(place))
+            for ground in draft.grounds[:count]:
+                chance *= drafter.odds.of(ground)
                 expected += chance
         return expected / drafter.pace.of(rows + sum(counts))
 
     best = max(map(worth, itertools.product(*(range(count + 1) for count, _ in guesses))))
-    found = drafter._counts(drafts, rows, 0)
+    found = drafter._select(drafts, rows, 0).counts
     counts = tuple(found.get(number, 0) for number in drafts)
     assert worth(counts) >= best * 0.999 or (not found and best <= 1.0301 * worth((0,) * len(drafts)))
 
@@ -306,9 +307,9 @@ def test_as_many_are_fed_as_give_most_for_the_time(
 def test_what_is_learned_is_of_what_spoke_for_it() -> None:
     drafter = Drafter(7)
     before = [drafter.odds.of(agreed) for agreed in range(17)]
-    drafter.learn(Draft([5, 6, 7, 8], 3, right=2, refuted=True))
+    drafter.learn(Draft([5, 6, 7, 8], [3, 4, 5, 6], right=2, refuted=True))
     after = [drafter.odds.of(agreed) for agreed in range(17)]
     assert [(a > b) - (a < b) for a, b in zip(after, before, strict=True)] == [0, 0, 0, 1, 1, -1, *[0] * 11]
-    drafter.learn(Draft([5, 6], FORCED, right=1))  # the answer ended there
+    drafter.learn(Draft([5, 6], [FORCED, FORCED], right=1))  # the answer ended there
     assert drafter.odds.of(FORCED) > after[FORCED]
     assert (drafter.drafted, drafter.accepted) == (6, 3)

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from llmc.runtime.decoding.options import Options
-from llmc.runtime.engine.drafts import Odds, Pace
 from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.learned import Odds, Pace
 
 SCHEDULES = 200
 _TOGETHER = 10
