@@ -115,6 +115,7 @@ def uneven(tiny_llama: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return folder
 
 
+@pytest.mark.thorough_if(case=lambda quant: quant != "r4")
 @pytest.mark.parametrize("quant", ["q8", "c4", "r4"])
 def test_a_compile_loses_less(quant: str, uneven: Path, tmp_path: Path) -> None:
     plain, scaled = (
@@ -129,6 +130,7 @@ def test_a_compile_loses_less(quant: str, uneven: Path, tmp_path: Path) -> None:
     assert plain.bytes == pytest.approx(scaled.bytes, abs=64)
 
 
+@pytest.mark.thorough
 def test_calibration_and_budgets_take_scales_too(uneven: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Some text to read, of many words, one after another. " * 300, encoding="utf-8")

@@ -330,6 +330,7 @@ def test_attention_with_biases(op: str, seed: int) -> None:
     check(attention(rng, str(rng.choice(list(KV_KINDS))), op, lengths, **sizes, **more))
 
 
+@pytest.mark.thorough_if(case=lambda kind, op: op == "rope_attention" and kind in ("f32", "q8"))
 @pytest.mark.parametrize("op", ["cross_attention", "store_kv", "short_convolution", "rope_attention"])
 @pytest.mark.parametrize("kind", KV_KINDS)
 def test_sources_and_what_is_kept_of_them(kind: str, op: str) -> None:

@@ -310,9 +310,9 @@ def test_noise_on_the_line_hurts_nobody(server: Server) -> None:
 
 
 def test_a_crowd_is_told_to_come_back(artifact: Path) -> None:
-    options = ("--cache-tokens", "1024", "--max-waiting", "1", "--threads", "1")
+    options = ("--cache-tokens", "512", "--max-waiting", "1", "--threads", "1")
     with serving(artifact, *options) as server, ThreadPoolExecutor(3) as pool:
-        long = {"prompt": STORY, "max_tokens": 900, "ignore_eos": True}
+        long = {"prompt": STORY, "max_tokens": 400, "ignore_eos": True}
         replies = []
         for running in (1, 2, 3):
             replies.append(pool.submit(server.ask, "/v1/completions", long))
