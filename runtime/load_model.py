@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from llmc.runtime.bound import bind
-from llmc.runtime.engine.drafts import MOST_ROWS
+from llmc.runtime.engine.asking import MOST_ROWS
 from llmc.runtime.engine.freed_memory import give_back
 from llmc.runtime.errors import ArtifactError, RequestError
 from llmc.runtime.loading.artifact import Artifact, open_artifact

@@ -67,6 +67,15 @@ class Chooser:
         """Whether it chooses the greatest logit of every row there is, whatever was said."""
         return self._options.kind == "greedy" and self._grammar is None and not len(self._penalties)
 
+    @property
+    def draws(self) -> bool:
+        """Whether chance has a part in its choices."""
+        return self._random is not None
+
+    def guesser(self) -> Chooser | None:
+        """A copy that foretells choices by the rows of another model; None where the greatest logit says as much."""
+        return None if self.is_plain or self._options.kind not in ("greedy", "sample") else self.copy()
+
     def choose(self, row: Row) -> Choice:
         """The next token. Raises LlmcError for logits that are not finite, RequestError if all tokens are banned."""
         if not math.isfinite(row.normalizer) or not math.isfinite(row.values[0]):

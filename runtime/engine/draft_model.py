@@ -6,8 +6,9 @@ guesses, which are taken back where the answer went on otherwise.
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,12 @@ import numpy as np
 from llmc.runtime.cache.pages import Sequence
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.engine.learned import Pace
-from llmc.runtime.errors import CacheFull
+from llmc.runtime.errors import CacheFull, LlmcError
 from llmc.runtime.runner import Feed, Output, Runner
 
 if TYPE_CHECKING:
+    from llmc.runtime.decoding.candidates import Row
+    from llmc.runtime.decoding.chooser import Chooser
     from llmc.runtime.engine.query import Answer, Query
 
 Guess = tuple[int, float]  # a token, and the chance that the model gives it
@@ -27,24 +30,31 @@ Guess = tuple[int, float]  # a token, and the chance that the model gives it
 
 @dataclass(eq=False)
 class _Text:
-    """How far an answer's text was read. fed: what was fed behind the first `certain` slots. todo: what is to be."""
+    """How far an answer's text was read. fed: what was fed behind the first `certain` slots. todo: what is to be.
+
+    chooser: foretells what is chosen from a row, once it is known; None where that is the greatest logit.
+    """
 
     sequence: Sequence
     certain: int
     fed: list[int] = field(default_factory=list)
     todo: list[int] = field(default_factory=list)
+    chooser: Chooser | None = None
 
 
 class DraftModel:
     """Guesses tokens of answers one by one, by a runner whose token ids mean what those of the answers mean.
 
-    keeps: whether pages of what was read are kept, for texts of the same salt that begin alike. pace: how long its
-    steps take. Only who has the engine's turn calls it. An answer that it cannot go on with, as its own context or
-    cache is full, is given up: `unread` says None of it then and ever after.
+    vocab: of the model that answers. keeps: whether pages of what was read are kept, for texts of the same salt that
+    begin alike. pace: how long its guesses take; token_seconds: how long it reads a token of a long text. Only who has
+    the engine's turn calls it. An answer that it cannot go on with, as its own context or cache is full, is given up:
+    `unread` says None of it then and ever after.
     """
 
-    def __init__(self, runner: Runner, keeps: bool) -> None:
+    def __init__(self, runner: Runner, vocab: int, keeps: bool) -> None:
         self.runner = runner
+        self.vocab = vocab
+        self.token_seconds = 0.0
         self.pace = Pace()
         self.tree = PrefixTree(runner.pool) if keeps else None
         self._texts: dict[Answer, _Text | None] = {}
@@ -61,6 +71,7 @@ class DraftModel:
             text.sequence, min(text.certain + right, text.sequence.length, length - 1)
         )  # fmt: skip
         text.fed, text.todo = [], _said(query, answer, text.certain)
+        text.chooser = None if answer.chooser is None else answer.chooser.guesser()
         if length >= self.runner.context or max(text.todo) >= self.runner.vocab:
             self._give_up([answer])
             return None
@@ -75,7 +86,9 @@ class DraftModel:
             if text is not None and (ids := text.todo[:-1][:room]):
                 feeds[answer] = ids
                 room -= len(ids)
-        self._feed(feeds, "none")
+        start = time.perf_counter()
+        if self._feed(feeds, "none") is not None:
+            self.token_seconds = (time.perf_counter() - start) / sum(map(len, feeds.values()))
         for query, answer in speakers:
             self._keep(query, answer)
 
@@ -90,15 +103,16 @@ class DraftModel:
         output = self._feed(fit, "last")
         if output is None:
             return {}
-        self.pace.took(sum(map(len, fit.values())), time.perf_counter() - start)
-        chances = np.exp(output.top_values[:, 0] - output.normalizers)
         found = {}
-        for answer, token, chance in zip(fit, output.argmax.tolist(), chances.tolist(), strict=True):
-            if np.isnan(chance):
+        for at, answer in enumerate(fit):
+            row = output.row(at)
+            guess = _foretold(texts[answer].chooser, row, self.vocab)
+            if guess is not None:
+                found[answer] = guess
+                texts[answer].todo = [guess[0]]
+            elif not math.isfinite(row.normalizer):
                 self._give_up([answer])
-            else:
-                found[answer] = token, chance
-                texts[answer].todo = [token]
+        self.pace.took(sum(map(len, fit.values())), time.perf_counter() - start)
         return found
 
     def leave(self, query: Query) -> None:
@@ -163,3 +177,26 @@ def _said(query: Query, answer: Answer, slot: int) -> list[int]:
     """What an answer's text says from a slot on."""
     behind = slot - len(query.opening)
     return answer.ids[behind:] if behind >= 0 else query.opening[slot:] + answer.ids
+
+
+def _foretold(chooser: Chooser | None, row: Row, vocab: int) -> Guess | None:
+    """What is likely to be chosen of a row; None where that is nothing that the other model knows, or no number."""
+    token = int(row.ids[0])
+    if chooser is not None:
+        try:
+            choice = chooser.choose(_resized(row, vocab))
+        except LlmcError:  # no token is left, say
+            return None
+        chooser.accept(choice)
+        token = choice.token
+    if token >= min(vocab, row.vocab) or not math.isfinite(row.normalizer):
+        return None
+    return token, math.exp(row.logit(token) - row.normalizer)
+
+
+def _resized(row: Row, vocab: int) -> Row:
+    """The row as one of a vocabulary that is longer or shorter by entries that stand for nothing."""
+    if row.vocab == vocab:
+        return row
+    more = np.full(max(0, vocab - row.vocab), -np.inf, np.float32)
+    return replace(row, vocab=vocab, read=lambda: np.concatenate([row.logits[:vocab], more]))

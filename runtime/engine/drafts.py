@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmc.runtime.decoding.lookup import MOST_AGREED, Lookup, Texts
-from llmc.runtime.engine.learned import FORCED, Odds, Pace, agreed_ground, chance_ground
+from llmc.runtime.engine.asking import GAIN, MOST_ROWS, Asked, Asking, draws
+from llmc.runtime.engine.learned import FORCED, Odds, Pace, agreed_ground
 
 if TYPE_CHECKING:
     from llmc.runtime.decoding.candidates import Row
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.query import Answer, Query
     from llmc.runtime.engine.scheduler import Portion
 
-MOST_ROWS = 16  # of a step of answers and their drafts; more of them are bound by multiplying, whatever is right
 _KEPT_TOKENS, _KEPT_SALTS = 16_384, 64  # of what was said, of each salt
-_GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _TRY_EVERY = 32  # of the times that a guess was not worth it: one token is tried, for texts change
-_NEAR = 32  # tokens that a draft model reads before it guesses; what is longer it reads by itself
 
 
 @dataclass(eq=False)
@@ -62,13 +60,12 @@ class Drafter:
     does not say enough, if anything. drafted, accepted: tokens guessed so far, and those of them that were said.
     """
 
-    def __init__(self, most: int, keeps: bool = False, vocab: int = 0, model: DraftModel | None = None) -> None:
+    def __init__(self, most: int, keeps: bool = False, model: DraftModel | None = None) -> None:
         self.most = most
-        self.vocab = vocab
         self.keeps = keeps
-        self.model = model
         self.odds = Odds()
         self.pace = Pace()
+        self.asking = None if model is None else Asking(model, self.odds, self.pace)
         self.drafted = 0
         self.accepted = 0
         self._passed = 0
@@ -76,8 +73,8 @@ class Drafter:
 
     def leave(self, query: Query) -> None:
         """A query has ended: keep what its answers said."""
-        if self.model is not None:
-            self.model.leave(query)
+        if self.asking is not None:
+            self.asking.leave(query)
         if not (self.most and self.keeps) or query.by_caller:
             return
         said = self._said
@@ -91,8 +88,8 @@ class Drafter:
     def forget(self) -> None:
         """Keep nothing of what was said. Any thread may call it."""
         self._said = OrderedDict()
-        if self.model is not None:
-            self.model.forget()
+        if self.asking is not None:
+            self.asking.model.forget()
 
     def extend(self, going: list[Portion], beside: int) -> list[Portion]:
         """The portions of answers that go on, some with a draft. beside: rows of prompts in the same step, about."""
@@ -100,8 +97,8 @@ class Drafter:
             return going
         guesses = {number: guess for number, portion in enumerate(going) if (guess := self._guess(portion)).tokens}
         trial = self._passed % _TRY_EVERY == _TRY_EVERY - 1
-        if self.model is not None and self.pace.known and not beside:
-            guesses |= self._ask(self.model, going, guesses, trial)
+        if self.asking is not None and self.pace.known and not beside:
+            guesses |= self._ask(self.asking, going, guesses, trial)
         if not guesses:
             return going
         best = self._select(guesses, len(going), beside)
@@ -161,7 +158,7 @@ class Drafter:
                 chances.append((chance, number))
         chances.sort(key=lambda each: -each[0])
         best = _Selection(rows, float(rows), self._cost(rows, beside), likeliest=chances[0][1] if chances else 0)
-        expected, least = best.expected, _GAIN
+        expected, least = best.expected, GAIN
         for place, (chance, _) in enumerate(chances[: MOST_ROWS - rows], 1):
             expected += chance
             seconds = self._cost(rows + place, beside)
@@ -175,69 +172,19 @@ class Drafter:
         return float(rows + beside) if beside else self.pace.of(rows)
 
     def _ask(
-        self, model: DraftModel, going: list[Portion], guesses: dict[int, Draft], trial: bool
+        self, asking: Asking, going: list[Portion], guesses: dict[int, Draft], trial: bool
     ) -> dict[int, Draft]:  # fmt: skip
-        """What the model guesses of answers that nothing better is known of, where that is worth its time."""
-        room = {
-            number: most
-            for number, portion in enumerate(going)
-            if (most := self._most(portion)) > 0
-            and portion.query.source_ids is None
-            and (number not in guesses or self.odds.of(guesses[number].grounds[0]) < self.odds.of_models)
-        }
-        speakers = {number: (going[number].query, going[number].answer) for number in room}
-        unread = {n: tokens for n, speaker in speakers.items() if (tokens := model.unread(*speaker)) is not None}
-        without = self._select({n: guess for n, guess in guesses.items() if n not in unread}, len(going), 0)
-        pays = self._pays(model, without, [room[n] for n in unread], self._select(guesses, len(going), 0).worth)
-        far = [speakers[n] for n, tokens in unread.items() if tokens > _NEAR]
-        if pays and far:
-            model.read(far)
-        near = {n: room[n] for n, tokens in unread.items() if tokens <= _NEAR}
-        return self._rounds(model, without, near, {n: speakers[n][1] for n in near}) if pays or trial else {}
-
-    def _pays(self, model: DraftModel, without: _Selection, room: list[int], worth: float) -> bool:
-        """Whether tokens of the model, with ordinary luck, make a step more worth than this."""
-        chance, expected, rows = 1.0, without.expected, without.rows
-        for place in range(1, self.most + 1):
-            asked = sum(most >= place for most in room)
-            chance, rows = chance * self.odds.of_models, rows + asked
-            expected += chance * asked
-            seconds = self.pace.of(rows) + place * model.pace.of(len(room))
-            if rows > MOST_ROWS or not asked:
-                break
-            if not model.pace.known or expected / seconds > worth * _GAIN:
-                return True
-        return False
-
-    def _rounds(
-        self, model: DraftModel, without: _Selection, room: dict[int, int], answers: dict[int, Answer]
-    ) -> dict[int, Draft]:  # fmt: skip
-        """A token of each answer a round, until another round would give less for its time than all before."""
-        drafts = {number: Draft() for number in room}
-        chances = dict.fromkeys(room, 1.0)
-        rows, expected, seconds = without.rows, without.expected, without.seconds
-        while True:
-            asked = [n for n in chances if len(drafts[n].tokens) < room[n]][: MOST_ROWS - rows]
-            if not asked:
-                break
-            step = model.pace.of(len(asked)) if model.pace.known else 0.0
-            more = step + max(0.0, self.pace.of(rows + len(asked)) - self.pace.of(rows))
-            gain = self.odds.of_models * sum(chances[n] for n in asked)
-            if rows > without.rows and gain * seconds <= expected * more:
-                break
-            found = model.guess([answers[n] for n in asked])
-            for number in asked:
-                token, chance = found.get(answers[number], (self.vocab, 0.0))
-                if token >= self.vocab:
-                    del chances[number]
-                    continue
-                drafts[number].tokens.append(token)
-                drafts[number].grounds.append(chance_ground(chance))
-                chances[number] *= self.odds.of(chance_ground(chance))
-                expected += chances[number]
-                rows += 1
-            seconds += more
-        return {number: draft for number, draft in drafts.items() if draft.tokens}
+        """What a draft model guesses of answers that nothing better is known of."""
+        asked = {}
+        for number, portion in enumerate(going):
+            most, odds = self._most(portion), self.odds.of_models(draws(portion.answer))
+            known = number in guesses and self.odds.of(guesses[number].grounds[0]) >= odds
+            if most > 0 and not known and portion.query.source_ids is None:
+                asked[number] = Asked(portion.query, portion.answer, most, odds)
+        without = self._select({n: guess for n, guess in guesses.items() if n not in asked}, len(going), 0)
+        worth = self._select(guesses, len(going), 0).worth
+        found = asking.ask(list(asked.values()), without.rows, without.expected, worth, trial)
+        return {number: Draft(each.tokens, each.grounds) for number, each in asked.items() if each in found}
 
 
 @dataclass

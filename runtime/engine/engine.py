@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from llmc.runtime.cache.prefix_tree import PrefixTree
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.decoding.options import Options
+from llmc.runtime.engine.asking import MOST_ROWS
 from llmc.runtime.engine.draft_model import DraftModel
-from llmc.runtime.engine.drafts import MOST_ROWS, Drafter
+from llmc.runtime.engine.drafts import Drafter
 from llmc.runtime.engine.intake import Intake
 from llmc.runtime.engine.layered import LayeredScheduler
 from llmc.runtime.engine.policies import POLICIES
@@ -84,8 +85,8 @@ class Engine:
         self._intake = Intake(runner, tokenizer, eos, lead, suppressed)
         self._room = Room(runner, self.tree, preemption == "swap")
         order = POLICIES[policy]()
-        self._draft_model = None if draft_model is None else DraftModel(draft_model, keep_prefixes)
-        self._drafter = Drafter(drafts, keep_prefixes, runner.vocab, self._draft_model)
+        self._draft_model = None if draft_model is None else DraftModel(draft_model, runner.vocab, keep_prefixes)
+        self._drafter = Drafter(drafts, keep_prefixes, self._draft_model)
         self._scheduler = _PREFILLS[prefill](self._room, order, step_rows(runner), most_running, self._drafter)
         self._queries = Queries(self._room, order, self._scheduler, tokenizer)
         self._turns = Turns()

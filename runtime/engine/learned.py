@@ -6,7 +6,9 @@ from llmc.runtime.decoding.lookup import MOST_AGREED
 
 FORCED = 0  # a ground: the form of the answer leaves hardly a choice
 _TENTHS = 10
-_ANY_CHANCE = MOST_AGREED + 1 + _TENTHS  # all that models guessed
+_MODELS = (
+    MOST_AGREED + 1
+)  # grounds of models: tenths of the chance, and all together, then the same where tokens are drawn
 _MEMORY = 0.98  # what is left of earlier trials with each new one
 _ROW = 0.12  # what a row adds to a step of one, until it is known
 _KNOWN_STEPS = 400  # that what a step takes is known for
@@ -18,9 +20,9 @@ def agreed_ground(tokens: int) -> int:
     return min(tokens, MOST_AGREED)
 
 
-def chance_ground(chance: float) -> int:
-    """The ground of a token that a model gives this chance."""
-    return MOST_AGREED + 1 + min(int(chance * _TENTHS), _TENTHS - 1)
+def chance_ground(chance: float, drawn: bool) -> int:
+    """The ground of a token that a draft model gives this chance; drawn: for an answer whose tokens are drawn."""
+    return _of_models(drawn) - _TENTHS + min(int(chance * _TENTHS), _TENTHS - 1)
 
 
 class Odds:
@@ -29,30 +31,31 @@ class Odds:
     >>> odds = Odds()
     >>> odds.of(agreed_ground(2)) < odds.of(agreed_ground(8)) < 1
     True
-    >>> before = odds.of(8), odds.of_models
+    >>> before = odds.of(8), odds.of_models(drawn=False)
     >>> odds.tried(8, True)
-    >>> odds.of(8) > before[0], odds.of_models == before[1]
+    >>> odds.of(8) > before[0], odds.of_models(drawn=False) == before[1]
     (True, True)
     """
 
     def __init__(self) -> None:
-        self._tried = [4.0] * (_ANY_CHANCE + 1)
-        self._right = [4.0 * agreed / (agreed + 2) for agreed in range(MOST_AGREED + 1)]
-        self._right += [4.0 * (tenth + 0.5) / _TENTHS for tenth in range(_TENTHS)] + [2.8]
-        self._right[FORCED] = 3.8
+        chances = [agreed / (agreed + 2) for agreed in range(MOST_AGREED + 1)]
+        chances += 2 * [*((tenth + 0.5) / _TENTHS for tenth in range(_TENTHS)), 0.7]
+        chances[FORCED] = 0.95
+        self._tried = [4.0] * len(chances)
+        self._right = [4.0 * chance for chance in chances]
 
     def of(self, ground: int) -> float:
         """The chance."""
         return self._right[ground] / self._tried[ground]
 
-    @property
-    def of_models(self) -> float:
-        """The chance of a token that a model is yet to guess."""
-        return self.of(_ANY_CHANCE)
+    def of_models(self, drawn: bool) -> float:
+        """The chance of a token that a draft model is yet to guess."""
+        return self.of(_of_models(drawn))
 
     def tried(self, ground: int, right: bool) -> None:
         """One was tried."""
-        for at in (ground, _ANY_CHANCE) if ground > MOST_AGREED else (ground,):
+        by_model = ground >= _MODELS
+        for at in (ground, _of_models(ground > _of_models(False))) if by_model else (ground,):
             self._tried[at] = _MEMORY * self._tried[at] + 1
             self._right[at] = _MEMORY * self._right[at] + right
 
@@ -99,6 +102,10 @@ class Pace:
             return known[below][0] + (known[above][0] - known[below][0]) * (rows - below) / (above - below)
         near = below or above
         return (known[near][0] / _guessed(near) if near else 1.0) * _guessed(rows)
+
+
+def _of_models(drawn: bool) -> int:
+    return _MODELS + _TENTHS + drawn * (_TENTHS + 1)
 
 
 def _guessed(rows: int) -> float:

@@ -1,13 +1,15 @@
 """What drafts save: answers of several kinds with guesses and without, beside others that look prompts up.
 
     python tests/bench/drafts.py [--threads 1] [--rounds 3] [--new-tokens 160] [--kinds code,chat] [--peers FOLDER]
+        [--draft-model SMALL.llmc]
 
 SmolLM2 with q4 weights, or an --artifact with a chat template. Kinds: "quote", a page of a novel to be written once
 more; "edit", the same with a name changed; "ask", a question about a page; "code"; "chat"; "form", JSON of a schema;
 "again", the same behind another answer of that form; "sampled", at temperature 1, where little can be guessed. Every
 prompt is answered with and without drafts by turns, in one process; it is an error if the tokens differ. FOLDER is that
 of compare.py: llama.cpp with its Q4_0 file and OpenVINO with int4 weights look prompts up with and without it, for
-greedy kinds. Rates are tokens a second from an answer's first token to its last.
+greedy kinds. A draft model guesses too, by turns with the rest. Rates are tokens a second from an answer's first token
+to its last.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from engine_case import Row, arguments, show, with_artifact
 from texts import EVALUATION, austen
 
 KINDS = ("quote", "edit", "ask", "code", "chat", "form", "again", "sampled")
-DRAFTS = (0, 3, 7)
+WAYS = {"none": 0, "3": 3, "7": 7}  # tokens that are drafted at most; in another, by a draft model too
+MODEL = "model"
 PAGES, PAGE_CHARS = 4, 1400
 CODE = (
     "Write a Python class Stack with push, pop, peek, is_empty and size, each with a docstring, then a class Queue "
@@ -84,12 +87,13 @@ def kinds(model: Any) -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
 
 
 def measure(
-    artifact: Path, threads: int, rounds: int, new_tokens: int, only: list[str], peers: Path | None
+    artifact: Path, threads: int, rounds: int, new_tokens: int, only: list[str], peers: Path | None,
+    draft_model: Path | None,
 ) -> list[Row]:  # fmt: skip
     """A row for each kind."""
     import llmc
 
-    with llmc.load(artifact, threads=threads, drafts=DRAFTS[-1]) as model:
+    with llmc.load(artifact, threads=threads, drafts=max(WAYS.values()), draft_model=draft_model) as model:
         every = {name: case for name, case in kinds(model).items() if name in only}
         found = {name: _ours(model, name, *case, rounds, new_tokens) for name, case in every.items()}
     greedy = {name: prompts for name, (prompts, options) in every.items() if not options}
@@ -98,8 +102,9 @@ def measure(
     )
     rows = []
     for name, (rates, told) in found.items():
-        row: Row = {"kind": name, **{f"drafts {most}": rates[most] for most in DRAFTS}}
-        row |= {"times": rates[DRAFTS[-1]] / rates[0], **told}
+        most = list(rates)[-1]
+        row: Row = {"kind": name, **{f"drafts {way}": rate for way, rate in rates.items()}}
+        row |= {"times": rates[most] / rates["none"], **told}
         for peer, its in others.items():
             plain, looked_up = its.get(name, ("", ""))
             row |= {peer: plain, f"{peer}, looked up": looked_up}
@@ -109,35 +114,40 @@ def measure(
 
 def _ours(
     model: Any, name: str, prompts: list[list[int]], options: dict[str, Any], rounds: int, new_tokens: int
-) -> tuple[dict[int, float], Row]:  # fmt: skip
-    """Rates by the most tokens drafted; with most, tokens of a step and the share of guesses that were right."""
+) -> tuple[dict[str, float], Row]:  # fmt: skip
+    """Rates by way; of the last one, tokens of a step and the share of guesses that were right."""
     from llmc.runtime import Options
 
     engine, wishes = model.engine, Options(max_tokens=new_tokens, **options)
+    asking = engine._drafter.asking
+    ways = WAYS if asking is None else WAYS | {MODEL: max(WAYS.values())}
+    last = list(ways)[-1]
     rates, texts = Rates(), defaultdict[int, set[str]](set)
     steps = tokens = drafted = accepted = 0
     for turn in range(rounds):
         for place, prompt in enumerate(prompts):
-            for most in DRAFTS if turn % 2 else DRAFTS[::-1]:
-                engine._drafter.most = most
+            for way in ways if turn % 2 else reversed(ways):
+                engine._drafter.most = ways[way]
+                engine._drafter.asking = asking if way == MODEL else None
                 engine.forget_prefixes()
                 if name == "again":
                     model.generate(prompts[place - 1], max_tokens=new_tokens, **options)
                 before = engine.stats
-                with rates.answer(str(most)) as said:
+                with rates.answer(way) as said:
                     for result in engine.follow([model.add(prompt, wishes)]):
                         said(int(result.token is not None))
                         if result.done is not None:
                             texts[place].add(json.dumps(result.done.ids))
-                if most == DRAFTS[-1]:
+                if way == last:
                     after = engine.stats
                     steps, tokens = steps + after.steps - before.steps, tokens + after.tokens - before.tokens
                     drafted += after.drafted - before.drafted
                     accepted += after.accepted - before.accepted
+    engine._drafter.asking = asking
     if any(len(each) != 1 for each in texts.values()):
         raise SystemExit("drafts changed what was said")
     told = {"tokens a step": tokens / steps, "right %": 100 * accepted / max(1, drafted)}
-    return {most: rates.median(str(most)) for most in DRAFTS}, told
+    return {way: rates.median(way) for way in ways}, told
 
 
 def _theirs(
@@ -159,10 +169,12 @@ def main() -> None:
     options = _arguments()
     rows = with_artifact(
         options.artifact,
-        lambda path: measure(path, options.threads, options.rounds, options.new_tokens, options.kinds, options.peers),
+        lambda path: measure(
+            path, options.threads, options.rounds, options.new_tokens, options.kinds, options.peers, options.draft_model
+        ),
     )
     show(f"tokens a second, {options.threads} threads", rows, options.json)
-    print(f"drafts {DRAFTS[-1]} over none, geometric mean: {statistics.geometric_mean(r['times'] for r in rows):.2f}")
+    print(f"the last of these over none, geometric mean: {statistics.geometric_mean(r['times'] for r in rows):.2f}")
 
 
 def _arguments() -> Any:
@@ -171,6 +183,7 @@ def _arguments() -> Any:
         "--kinds", type=lambda text: text.split(","), default=list(KINDS), help="some of them: code,chat"
     )
     parser.add_argument("--peers", type=Path, help="a folder of interpreters and models, as compare.py has it")
+    parser.add_argument("--draft-model", type=Path, help="a smaller artifact with the same tokenizer")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"--kinds: {', '.join(sorted(unknown))}: wanted some of {', '.join(KINDS)}")

@@ -27,7 +27,12 @@ pytestmark = pytest.mark.usefixtures("plain_code")
 
 TEXT = "the quick brown fox jumps over the lazy dog and says hello to the world, again and again. " * 40
 IDS = np.random.default_rng(5).integers(3, 320, 37).tolist()
-WAYS: list[dict[str, Any]] = [{"quant": "q4"}, {"quant": "c3"}, {"bpw": 7.0, "calib": True}, {"quant": "c4", "calib": True}]
+WAYS: list[dict[str, Any]] = [
+    {"quant": "q4"},
+    {"quant": "c3"},
+    {"bpw": 7.0, "calib": True},
+    {"quant": "c4", "calib": True},
+]
 # Experts whose width is a multiple of 64 take codes on the left of both products, others of the first only.
 MODELS = {
     "mixtral": {"num_local_experts": 5, "intermediate_size": 128},

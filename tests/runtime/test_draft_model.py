@@ -13,7 +13,7 @@ import pytest
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.decoding.lookup import Lookup
 from llmc.runtime.engine.engine import Engine
-from llmc.runtime.engine.learned import FORCED, Odds, Pace, chance_ground
+from llmc.runtime.engine.learned import Odds, Pace, chance_ground
 from llmc.runtime.errors import RequestError
 from llmc.runtime.generate import Generation, Options
 from llmc.runtime.loading.manifest import KvLayout
@@ -173,7 +173,8 @@ def test_it_never_guesses_what_the_model_does_not_know(make_engine: MakeEngine, 
     """Vocabularies may be longer by entries that stand for nothing."""
     draft = make_draft(3.0)
     engine = drafting(make_engine, draft)
-    engine._drafter.vocab = 50
+    assert engine._draft_model is not None
+    engine._draft_model.vocab = 50
     fed: list[int] = []
     step = engine.runner.step_function
     engine.runner.step_function = lambda *arrays: fed.extend(arrays[0].tolist()) or step(*arrays)  # type: ignore[func-returns-value]
@@ -291,15 +292,20 @@ def test_it_is_asked_where_that_is_worth_its_time(
 
 def test_chances_are_told_apart() -> None:
     odds = Odds()
-    assert [chance_ground(chance) for chance in (0.0, 0.09, 0.11, 0.999, 1.0)] == [17, 17, 18, 26, 26]
+    assert [chance_ground(chance, False) for chance in (0.0, 0.09, 0.11, 0.999, 1.0)] == [17, 17, 18, 26, 26]
+    assert [chance_ground(chance, True) for chance in (0.0, 0.11, 1.0)] == [28, 29, 37]
+    grounds = [*range(27), *range(28, 38)]
     assert odds.of(17) < odds.of(20) < odds.of(26) < 1
-    before = [odds.of(ground) for ground in range(27)]
-    for _ in range(50):
-        odds.tried(20, True)
-    assert odds.of(20) > 0.9 > before[20]
-    assert odds.of_models > 0.9
-    assert [odds.of(ground) for ground in range(27) if ground != 20] == before[:20] + before[21:]
-    assert before[FORCED] == odds.of(FORCED)
+    for drawn in (False, True):
+        ground = chance_ground(0.35, drawn)
+        before, others = [odds.of(each) for each in grounds], odds.of_models(not drawn)
+        for _ in range(50):
+            odds.tried(ground, True)
+        assert odds.of(ground) > 0.9 > before[grounds.index(ground)]
+        assert odds.of_models(drawn) > 0.9
+        assert odds.of_models(not drawn) == others
+        changed = [each for each, chance in zip(grounds, before, strict=True) if odds.of(each) != chance]
+        assert changed == [ground]
 
 
 def test_without_drafts_it_is_refused(make_engine: MakeEngine, make_draft: MakeDraft) -> None:
