@@ -15,7 +15,10 @@ MOST_ROWS = 16  # of a step of answers and their drafts; more of them are bound 
 GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _NEAR = 32  # tokens of a text that are read with the first guess; more of them are read before
 _LENGTH = 128.0  # tokens of an answer, until some have ended
-_LATEST = 0.1  # share of the latest answer in how long answers are
+_LATEST = (
+    0.1  # share of the latest answer in how long answers are, at least, and of the latest step in what guesses save
+)
+_STEPS = 8  # of which it is known what guesses would save, before long texts are read for them
 
 
 @dataclass(eq=False)
@@ -46,6 +49,8 @@ class Asking:
         self.odds = odds
         self.pace = pace
         self._length = _LENGTH
+        self._saved = 0.0  # seconds a token, on average
+        self._steps = 0
 
     def ask(self, asked: list[Asked], rows: int, expected: float, worth: float, trial: bool) -> list[Asked]:
         """Guess about answers, beside `rows` rows that are `expected` to give so many tokens; those that have guesses.
@@ -54,11 +59,13 @@ class Asking:
         """
         unread = {each: self.model.unread(each.query, each.answer) for each in asked}
         asked = [each for each in asked if unread[each] is not None]
-        best = self._best(asked, rows, expected)
-        pays = bool(asked) and (not self.model.pace.known or best > worth * GAIN)
-        if pays:
-            self._read([each for each in asked if (unread[each] or 0) > _NEAR], unread, worth, best)
         near = [each for each in asked if (unread[each] or 0) <= _NEAR]
+        best = self._best(asked, rows, expected)
+        self._steps += 1
+        self._saved += max(_LATEST, 1 / self._steps) * (max(0.0, 1 / worth - 1 / max(best, worth)) - self._saved)
+        pays = bool(asked) and (not self.model.pace.known or best > worth * GAIN)
+        if pays and self._steps >= _STEPS:
+            self._read([each for each in asked if each not in near], unread)
         if pays or trial:
             self._guess(near, rows, expected)
         return [each for each in near if each.tokens]
@@ -80,11 +87,10 @@ class Asking:
             best = max(best, (expected + sum(each.expects(rounds) for each in asked)) / seconds)
         return best
 
-    def _read(self, far: list[Asked], unread: dict[Asked, int | None], worth: float, best: float) -> None:
+    def _read(self, far: list[Asked], unread: dict[Asked, int | None]) -> None:
         """Have the model read on in texts, if that takes less time than guesses will save."""
         left = sum(min(self._length, each.query.options.max_tokens - len(each.answer.ids)) for each in far)
-        seconds = self.model.token_seconds * sum(unread[each] or 0 for each in far)
-        if far and seconds <= left * (1 / worth - 1 / best if self.model.pace.known else 1 / worth):
+        if far and self.model.token_seconds * sum(unread[each] or 0 for each in far) <= left * self._saved:
             self.model.read([(each.query, each.answer) for each in far])
 
     def _guess(self, asked: list[Asked], rows: int, expected: float) -> None:
