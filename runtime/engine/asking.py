@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 16  # of a step of answers and their drafts; more of them are bound by multiplying, whatever is right
 GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _NEAR = 32  # tokens of a text that are read with the first guess; more of them are read before
+_TRIED = 256  # the same for a trial, for which nothing is read before
 _LENGTH = 128.0  # tokens of an answer, until some have ended
 _LATEST = (
     0.1  # share of the latest answer in how long answers are, at least, and of the latest step in what guesses save
@@ -59,7 +60,7 @@ class Asking:
         """
         unread = {each: self.model.unread(each.query, each.answer) for each in asked}
         asked = [each for each in asked if unread[each] is not None]
-        near = [each for each in asked if (unread[each] or 0) <= _NEAR]
+        near = [each for each in asked if (unread[each] or 0) <= (_TRIED if trial else _NEAR)]
         best = self._best(asked, rows, expected)
         self._steps += 1
         self._saved += max(_LATEST, 1 / self._steps) * (max(0.0, 1 / worth - 1 / max(best, worth)) - self._saved)

@@ -71,7 +71,6 @@ class DraftModel:
             text.sequence, min(text.certain + right, text.sequence.length, length - 1)
         )  # fmt: skip
         text.fed, text.todo = [], _said(query, answer, text.certain)
-        text.chooser = None if answer.chooser is None else answer.chooser.guesser()
         if length >= self.runner.context or max(text.todo) >= self.runner.vocab:
             self._give_up([answer])
             return None
@@ -100,6 +99,9 @@ class DraftModel:
         texts = {answer: text for answer in answers if (text := self._texts[answer]) is not None}
         fit = {a: t.todo for a, t in texts.items() if t.sequence.length + len(t.todo) <= self.runner.context}
         start = time.perf_counter()
+        for answer in fit:
+            if not texts[answer].fed and answer.chooser is not None:
+                texts[answer].chooser = answer.chooser.guesser()
         output = self._feed(fit, "last")
         if output is None:
             return {}

@@ -100,9 +100,10 @@ class Drafter:
         if self.asking is not None and self.pace.known and not beside:
             guesses |= self._ask(self.asking, going, guesses, trial)
         if not guesses:
+            self._passed += self.asking is not None
             return going
         best = self._select(guesses, len(going), beside)
-        self._passed += not best.counts
+        self._passed += trial or not best.counts
         counts = best.counts or ({best.likeliest: 1} if trial else {})
         return [
             replace(portion, draft=guesses[number].first(counts[number])) if number in counts else portion

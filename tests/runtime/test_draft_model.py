@@ -133,15 +133,15 @@ def test_long_texts_are_read_step_by_step_and_kept_for_the_salt(make_engine: Mak
     calls: list[int] = []
     engine = drafting(make_engine, make_draft(calls=calls, chunk=16))
     prompt = (PROMPT * 4)[:70]
-    first = generate(engine, prompt, salt="a", max_tokens=20)
-    assert calls[:5] == [16, 16, 16, 27, 1]  # 70 tokens and five that were said meanwhile; the last of them at once
+    first = generate(engine, prompt, salt="a", max_tokens=40)
+    assert calls[:5] == [16, 16, 16, 16, 19]  # 70 tokens and those that were said meanwhile; the last of them at once
     accepted = engine.stats.accepted
     assert accepted > 10
     calls.clear()
-    assert generate(engine, prompt, salt="a", max_tokens=20).ids == first.ids
+    assert generate(engine, prompt, salt="a", max_tokens=40).ids == first.ids
     assert max(calls) == 71 - 64  # whole pages are there
     calls.clear()
-    assert generate(engine, prompt, salt="b", max_tokens=20).ids == first.ids
+    assert generate(engine, prompt, salt="b", max_tokens=40).ids == first.ids
     assert calls[0] == 16
     engine.forget_prefixes()
     assert engine._draft_model is not None
@@ -283,7 +283,7 @@ def test_it_is_asked_where_that_is_worth_its_time(
 
     cheap, dear = drafted(0.0, 0.05), drafted(0.0, 2.0)
     assert cheap[0] > 4  # tokens a step
-    assert dear == (1.0, 0) or dear[1] <= 3  # one in 32 steps is tried
+    assert 2 <= dear[1] <= 3  # one in 32 steps is tried
     wrong = drafted(3.0, 0.05)
     assert wrong[1] <= 8
     some = drafted(0.8, 0.1)
