@@ -16,9 +16,7 @@ GAIN = 1.03  # what drafts must be expected to gain, for steps vary
 _NEAR = 32  # tokens of a text that are read with the first guess; more of them are read before
 _TRIED = 256  # the same for a trial, for which nothing is read before
 _LENGTH = 128.0  # tokens of an answer, until some have ended
-_LATEST = (
-    0.1  # share of the latest answer in how long answers are, at least, and of the latest step in what guesses save
-)
+_LATEST = 0.1  # share of the latest answer in how long answers are, and of the latest step in what guesses save
 _STEPS = 8  # of which it is known what guesses would save, before long texts are read for them
 
 
@@ -26,12 +24,14 @@ _STEPS = 8  # of which it is known what guesses would save, before long texts ar
 class Asked:
     """An answer to be guessed about, at most `most` tokens of it, and what was guessed.
 
-    odds: the chance of a token that is yet to be guessed. chance: that all are right that were.
+    drawn: whether chance has a part in its tokens. odds: the chance of a token that is yet to be guessed. chance: that
+    all are right that were.
     """
 
     query: Query
     answer: Answer
     most: int
+    drawn: bool
     odds: float
     tokens: list[int] = field(default_factory=list)
     grounds: list[int] = field(default_factory=list)
@@ -102,17 +102,12 @@ class Asking:
             more = step + max(0.0, self.pace.of(rows + len(asked)) - self.pace.of(rows))
             if rows > first and sum(each.odds * each.chance for each in asked) * seconds <= expected * more:
                 return
-            found = self.model.guess([each.answer for each in asked])
+            found = self.model.guess([(each.query, each.answer) for each in asked])
             asked = [each for each in asked if each.answer in found]
             for each in asked:
                 token, chance = found[each.answer]
                 each.tokens.append(token)
-                each.grounds.append(chance_ground(chance, draws(each.answer)))
+                each.grounds.append(chance_ground(chance, each.drawn))
                 each.chance *= self.odds.of(each.grounds[-1])
                 expected += each.chance
             rows, seconds = rows + len(asked), seconds + more
-
-
-def draws(answer: Answer) -> bool:
-    """Whether its tokens are drawn by chance."""
-    return answer.chooser is not None and answer.chooser.draws

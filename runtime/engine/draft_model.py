@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     from llmc.runtime.decoding.chooser import Chooser
     from llmc.runtime.engine.query import Answer, Query
 
+Speaker = tuple["Query", "Answer"]
 Guess = tuple[int, float]  # a token, and the chance that the model gives it
 
 
 @dataclass(eq=False)
 class _Text:
-    """How far an answer's text was read. fed: what was fed behind the first `certain` slots. todo: what is to be.
+    """How far an answer's text was read. fed: what was fed behind the first `certain` slots.
 
-    chooser: foretells what is chosen from a row, once it is known; None where that is the greatest logit.
+    guess: the latest, which is to be fed before the next. chooser: foretells what is chosen from a row, once it is
+    known; None where that is the greatest logit.
     """
 
     sequence: Sequence
     certain: int
     fed: list[int] = field(default_factory=list)
-    todo: list[int] = field(default_factory=list)
+    guess: int | None = None
     chooser: Chooser | None = None
 
 
@@ -61,60 +63,74 @@ class DraftModel:
 
     def unread(self, query: Query, answer: Answer) -> int | None:
         """Tokens of an answer's text that were not read yet, one at least; guesses that were wrong are taken back."""
-        text, length = self._text(query, answer), len(query.opening) + len(answer.ids)
+        if answer not in self._texts:
+            self._texts[answer] = self._begin(query, answer)
+        text, length = self._texts[answer], len(query.opening) + len(answer.ids)
         if text is None:
             return None
-        said = _said(query, answer, text.certain)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text.fed, said, strict=False)))
-        # A step that was interrupted has not fed what it was to feed.
-        text.certain = self.runner.truncate(
-            text.sequence, min(text.certain + right, text.sequence.length, length - 1)
-        )  # fmt: skip
-        text.fed, text.todo = [], _said(query, answer, text.certain)
-        if length >= self.runner.context or max(text.todo) >= self.runner.vocab:
+        if length >= self.runner.context:
             self._give_up([answer])
             return None
-        return len(text.todo)
+        said = _said(query, answer, text.certain, len(text.fed))
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text.fed, said, strict=False)))
+        # A step that was interrupted has not fed what it was to feed.
+        slots = min(text.certain + right, text.sequence.length, length - 1)
+        text.certain, text.fed, text.guess = self.runner.truncate(text.sequence, slots), [], None
+        return length - text.certain
 
-    def read(self, speakers: list[tuple[Query, Answer]]) -> None:
+    def read(self, speakers: list[Speaker]) -> None:
         """Read what is unread of these answers, but for the last token of each, as much as goes into a step."""
         room = self.runner.prefill_chunk
         feeds: dict[Answer, list[int]] = {}
-        for _, answer in speakers:
+        for query, answer in speakers:
             text = self._texts[answer]
-            if text is not None and (ids := text.todo[:-1][:room]):
+            if text is not None and not text.sequence.length:  # others may have read what it begins with
+                text = self._texts[answer] = self._begin(query, answer)
+            if text is None:
+                continue
+            ids = _said(query, answer, text.certain, room)
+            if text.certain + len(ids) == len(query.opening) + len(answer.ids):
+                ids.pop()
+            if ids:
                 feeds[answer] = ids
                 room -= len(ids)
         start = time.perf_counter()
-        if self._feed(feeds, "none") is not None:
-            self.token_seconds = (time.perf_counter() - start) / sum(map(len, feeds.values()))
+        if self._feed(feeds, "none") is None:
+            return
+        self.token_seconds = (time.perf_counter() - start) / sum(map(len, feeds.values()))
         for query, answer in speakers:
             self._keep(query, answer)
 
-    def guess(self, answers: list[Answer]) -> dict[Answer, Guess]:
+    def guess(self, speakers: list[Speaker]) -> dict[Answer, Guess]:
         """The likeliest next token of each answer, behind those that were guessed of it since `unread`.
 
         Answers are left out for which there is no room.
         """
-        texts = {answer: text for answer in answers if (text := self._texts[answer]) is not None}
-        fit = {a: t.todo for a, t in texts.items() if t.sequence.length + len(t.todo) <= self.runner.context}
         start = time.perf_counter()
-        for answer in fit:
-            if not texts[answer].fed and answer.chooser is not None:
-                texts[answer].chooser = answer.chooser.guesser()
-        output = self._feed(fit, "last")
+        feeds = {}
+        for query, answer in speakers:
+            text = self._texts.get(answer)
+            if text is None or (text.fed and text.guess is None):
+                continue
+            if text.guess is None:
+                text.chooser = None if answer.chooser is None else answer.chooser.guesser()
+            ids = _said(query, answer, text.certain) if text.guess is None else [text.guess]
+            if text.sequence.length + len(ids) <= self.runner.context:
+                feeds[answer] = ids
+        output = self._feed(feeds, "last")
         if output is None:
             return {}
         found = {}
-        for at, answer in enumerate(fit):
-            row = output.row(at)
-            guess = _foretold(texts[answer].chooser, row, self.vocab)
+        for row, answer in zip(map(output.row, range(len(feeds))), list(feeds), strict=True):
+            text = self._texts[answer]
+            assert text is not None
+            guess = _foretold(text.chooser, row, self.vocab)
             if guess is not None:
                 found[answer] = guess
-                texts[answer].todo = [guess[0]]
+                text.guess = guess[0]
             elif not math.isfinite(row.normalizer):
                 self._give_up([answer])
-        self.pace.took(sum(map(len, fit.values())), time.perf_counter() - start)
+        self.pace.took(sum(map(len, feeds.values())), time.perf_counter() - start)
         return found
 
     def leave(self, query: Query) -> None:
@@ -137,34 +153,45 @@ class DraftModel:
             self.tree.close()
 
     def _feed(self, feeds: dict[Answer, list[int]], logits: str) -> Output | None:
-        """Feed these tokens to the texts of answers; None where there are none, or no room, which gives answers up."""
+        """Feed these tokens to the texts of answers; None where there are none.
+
+        Answers with a token that it does not know are given up. Where its cache is full, others have their texts read
+        anew some time, and if that is not enough, these are given up.
+        """
+        unknown = [answer for answer, ids in feeds.items() if max(ids) >= self.runner.vocab]
+        self._give_up(unknown)
+        for answer in unknown:
+            del feeds[answer]
         texts = {answer: text for answer in feeds if (text := self._texts[answer]) is not None}
         if not texts:
             return None
         for answer, text in texts.items():
             text.fed += feeds[answer]
-            text.todo = text.todo[len(feeds[answer]) :]
+            text.guess = None
+        batch = [Feed(text.sequence, feeds[answer], logits) for answer, text in texts.items()]
         try:
-            return self.runner.step([Feed(text.sequence, feeds[answer], logits) for answer, text in texts.items()])
+            return self.runner.step(batch)
+        except CacheFull:
+            others = [answer for answer, text in self._texts.items() if text is not None and answer not in feeds]
+            self._give_up(others)
+            for answer in others:
+                del self._texts[answer]
+        try:
+            return self.runner.step(batch)
         except CacheFull:
             self._give_up(list(feeds))
             return None
 
-    def _text(self, query: Query, answer: Answer) -> _Text | None:
-        text = self._texts.get(answer)
-        if text is None and answer in self._texts:
-            return None
-        if text is None or (
-            self.tree is not None and not text.sequence.length
-        ):  # others may have read what it begins as
-            ids = query.opening + answer.ids
-            sequence = self.runner.new_sequence() if self.tree is None else self.tree.match(ids, query.salt)
-            text = self._texts[answer] = _Text(sequence, sequence.length)
-        return text
+    def _begin(self, query: Query, answer: Answer) -> _Text:
+        """A text with what is kept of its beginning."""
+        if self.tree is None:
+            return _Text(self.runner.new_sequence(), 0)
+        sequence = self.tree.match(query.opening + answer.ids, query.salt)
+        return _Text(sequence, sequence.length)
 
     def _keep(self, query: Query, answer: Answer) -> None:
         """Keep the pages of what was read of a text, none of it a guess, for others that begin alike."""
-        text = self._texts[answer]
+        text = self._texts.get(answer)
         if text is not None and self.tree is not None:
             self.tree.insert(text.sequence, query.opening + answer.ids, query.salt)
 
@@ -175,10 +202,13 @@ class DraftModel:
                 self.runner.release(text.sequence)
 
 
-def _said(query: Query, answer: Answer, slot: int) -> list[int]:
-    """What an answer's text says from a slot on."""
+def _said(query: Query, answer: Answer, slot: int, most: int | None = None) -> list[int]:
+    """What an answer's text says from a slot on, `most` tokens of it."""
     behind = slot - len(query.opening)
-    return answer.ids[behind:] if behind >= 0 else query.opening[slot:] + answer.ids
+    end = None if most is None else slot + most
+    if behind >= 0:
+        return answer.ids[behind : None if most is None else behind + most]
+    return (query.opening[slot:end] + answer.ids)[:most]
 
 
 def _foretold(chooser: Chooser | None, row: Row, vocab: int) -> Guess | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmc.runtime.decoding.lookup import MOST_AGREED, Lookup, Texts
-from llmc.runtime.engine.asking import GAIN, MOST_ROWS, Asked, Asking, draws
+from llmc.runtime.engine.asking import GAIN, MOST_ROWS, Asked, Asking
 from llmc.runtime.engine.learned import FORCED, Odds, Pace, agreed_ground
 
 if TYPE_CHECKING:
@@ -178,10 +178,12 @@ class Drafter:
         """What a draft model guesses of answers that nothing better is known of."""
         asked = {}
         for number, portion in enumerate(going):
-            most, odds = self._most(portion), self.odds.of_models(draws(portion.answer))
+            query, answer, most = portion.query, portion.answer, self._most(portion)
+            drawn = answer.chooser is not None and answer.chooser.draws
+            odds = self.odds.of_models(drawn)
             known = number in guesses and self.odds.of(guesses[number].grounds[0]) >= odds
-            if most > 0 and not known and portion.query.source_ids is None:
-                asked[number] = Asked(portion.query, portion.answer, most, odds)
+            if most > 0 and not known and query.source_ids is None:
+                asked[number] = Asked(query, answer, most, drawn, odds)
         without = self._select({n: guess for n, guess in guesses.items() if n not in asked}, len(going), 0)
         worth = self._select(guesses, len(going), 0).worth
         found = asking.ask(list(asked.values()), without.rows, without.expected, worth, trial)

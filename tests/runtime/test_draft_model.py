@@ -212,21 +212,6 @@ def test_an_interrupted_step_of_it_is_made_good(make_engine: MakeEngine, make_dr
     check(engine)
 
 
-@pytest.mark.usefixtures("eager")
-def test_who_is_not_guessed_for(make_engine: MakeEngine, make_draft: MakeDraft) -> None:
-    calls: list[int] = []
-    engine = drafting(make_engine, make_draft(calls=calls))
-    generate(engine, max_tokens=6, beams=3)
-    query = engine.add_query(PROMPT, Options(max_tokens=4), choose="caller")
-    while engine.query_count:
-        for result in engine.infer():
-            if result.row is not None:
-                engine.commit({query: (7, False)})
-    engine.runner.endless = ("reevaluate",)
-    generate(engine, max_tokens=60, endless="reevaluate", window=34, n_discard=6)
-    assert not calls
-
-
 @pytest.mark.thorough_if(case=lambda first: first >= 20)
 @pytest.mark.parametrize("first", range(0, 200, _TOGETHER))
 @pytest.mark.usefixtures("eager")

@@ -18,6 +18,7 @@ from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.learned import FORCED, Odds, Pace
 from llmc.runtime.errors import LlmcError, RequestError
 from llmc.runtime.generate import Generation, Options
+from llmc.runtime.runner import Runner
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [int(id_) for id_ in np.random.default_rng(3).integers(6, 97, 20)]
@@ -172,9 +173,13 @@ def test_a_choice_that_fails_is_tried_by_the_next_step(
 
 
 @pytest.mark.usefixtures("eager")
-def test_who_is_not_drafted_for(make_engine: MakeEngine, guesses: list[int]) -> None:
+def test_who_is_not_drafted_for(
+    make_engine: MakeEngine, make_runner: Callable[..., Runner], guesses: list[int]
+) -> None:
+    """Neither by the text, nor by a draft model."""
     guesses += range(50)
-    engine = make_engine(settings={"drafts": 7})
+    calls: list[int] = []
+    engine = make_engine(settings={"drafts": 7, "draft_model": make_runner(calls=calls)})
     generate(engine, max_tokens=6, beams=3)
     query = engine.add_query(PROMPT, Options(max_tokens=4), choose="caller")
     while engine.query_count:
@@ -184,6 +189,7 @@ def test_who_is_not_drafted_for(make_engine: MakeEngine, guesses: list[int]) -> 
     engine.runner.endless = ("reevaluate",)
     generate(engine, max_tokens=60, endless="reevaluate", window=34, n_discard=6, ignore_eos=True)
     assert engine.stats.drafted == 0
+    assert not calls
 
 
 @pytest.mark.usefixtures("eager")
