@@ -90,6 +90,7 @@ def test_searched_scales_beat_the_greatest_magnitude(name: str, rows: int, colum
 @settings(max_examples=8, deadline=None)
 @given(**SHAPES, weighted=st.booleans())
 @example(rows=1, columns=150, seed=746, weighted=True)  # a pair of which one is padding, and two codes nearly as near
+@example(rows=2, columns=65, seed=843, weighted=False)  # the same, of weights that are 60 times the scale
 def test_codes_are_the_nearest_for_the_stored_scales(
     name: str, rows: int, columns: int, seed: int, weighted: bool
 ) -> None:
@@ -111,7 +112,8 @@ def test_codes_are_the_nearest_for_the_stored_scales(
     )
     apart = (h[:, :, None] * (x[:, :, None] - s[:, :, None] * values) ** 2).sum(-1)
     chosen = np.take_along_axis(apart, quantized.codes[..., None].astype(np.intp), axis=2)[..., 0]
-    assert (chosen <= apart.min(2) * (1 + 1e-3) + 1e-5 * (h * s**2).sum(2)).all()
+    rounding = 1e-5 * (h * s**2).sum(2) + 2e-7 * (h * x**2).sum(2)  # distances are float32, of squares up to that of x
+    assert (chosen <= apart.min(2) * (1 + 1e-3) + rounding).all()
 
 
 @pytest.mark.parametrize("name", ["c2", "c3h", "c4"])
