@@ -76,6 +76,7 @@ def test_a_model_on_a_device(
     assert sum(sum(row["preempted"]) for row in rows) > 0, rows
 
 
+@pytest.mark.thorough
 def test_kernels_on_a_device(device: dict[str, str], tmp_path: Path) -> None:
     """What tests/gpu/pack.py packs of kernels, a few of them: every op, and a format."""
     with emulated.compiling():

@@ -48,7 +48,7 @@ STRUCTURES: dict[str, tuple[str, dict[str, Any]] | None] = {
 _NOT_SHARED = "convolutions"  # which are divided by layer only
 # Structure -> placements of every run of the tests.
 _SOME = {
-    "grouped queries": ("0;1", "0&1"),
+    "grouped queries": ("0;1",),
     "one kv head for all": ("0&1",),
     "experts": ("0&1;2&3",),
     "convolutions": ("0;1",),

@@ -86,7 +86,7 @@ def _by_meaning(folder: Path, quant: str) -> np.ndarray:
     return np.array(got.numpy())
 
 
-@pytest.mark.thorough_if(case=lambda name, quant: name != "mixtral" or quant == "c4")
+@pytest.mark.thorough_if(case=lambda name, quant: name != "mixtral" or quant != "r4")
 @pytest.mark.parametrize(("name", "quant"), EXACT)
 def test_an_exact_artifact_computes_what_its_rounded_weights_mean(quant: str, folder: Path, tmp_path: Path) -> None:
     compile_model(folder, tmp_path / "a.llmc", quant=quant, activations="f32", kv="f32")

@@ -261,6 +261,7 @@ def test_a_real_graph(minilm_onnx: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(graph.run(arrays)["last_hidden_state"], expected, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_real_graph_of_integers(flan_t5: Path, tmp_path: Path) -> None:
     """Activations are rounded to 8 bits, so that the last bit of a sum can move an output by 0.02: docs/graphs.md."""

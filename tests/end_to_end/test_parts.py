@@ -27,6 +27,7 @@ MODELS = {"GPT-2": "f32", "OLMoE": "q4"}
 LAYERS = {"num_hidden_layers": 3}
 
 
+@pytest.mark.thorough_if(case=lambda family: family == "OLMoE")
 @pytest.mark.parametrize("family", MODELS)
 def test_rows_that_pass_by_parts_have_the_bits_of_the_whole_step(
     family: str, tiny_model: Callable[..., Path], tmp_path: Path

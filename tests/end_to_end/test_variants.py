@@ -94,6 +94,7 @@ def test_progress_names_each_variant(portable: Path, stages: list[tuple[str, int
 
 
 @X86
+@pytest.mark.thorough
 def test_a_variant_alone_is_the_same_to_the_byte(
     portable: Path, tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -212,7 +212,7 @@ def test_an_interrupted_step_of_it_is_made_good(make_engine: MakeEngine, make_dr
     check(engine)
 
 
-@pytest.mark.thorough_if(case=lambda first: first >= 20)
+@pytest.mark.thorough_if(case=lambda first: first >= 10)
 @pytest.mark.parametrize("first", range(0, 200, _TOGETHER))
 @pytest.mark.usefixtures("eager")
 def test_schedules(

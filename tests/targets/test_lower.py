@@ -48,7 +48,7 @@ def test_an_unpacked_module_is_refused_by_name() -> None:
         lower(build(example()), targets.native())
 
 
-@pytest.mark.thorough_if(case=lambda format: format == "bf16")
+@pytest.mark.thorough_if(case=lambda format: format in ("bf16", "q8"))
 @pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
 def test_baselines_ask_for_nothing_newer_and_compile_for_arm(format: str, tmp_path: Path) -> None:
     x86 = targets.baseline("x86_64")
