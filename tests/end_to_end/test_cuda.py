@@ -71,7 +71,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
 # Of these kernels are run too, by an interpreter, which takes long; tests/end_to_end/test_cuda_steps.py runs others.
 INTERPRETED = ["llama", "gemma3_text", "deepseek_v3", "lfm2"]
 # Blocks that these have, others have too, here or in test_cuda_steps.py.
-THOROUGH = ["llama", "gemma3_text", "qwen3", "T5", "M2M100, NLLB", "ModernBERT"]
+THOROUGH = ["llama", "lfm2", "gemma3_text", "qwen3", "T5", "M2M100, NLLB", "ModernBERT"]
 # Encoder-decoders of test_translators.py: by distance with biases that are learned, and by sines.
 SOURCES = ["T5", "M2M100, NLLB"]
 # Of the greatest logit: products of floats in two parts of bfloat16; a code is another one where a sum is.

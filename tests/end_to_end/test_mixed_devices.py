@@ -44,7 +44,6 @@ CASES = [
     ("one kv head for all", "cuda:0&cpu"),
     ("an encoder", "cuda:0;cpu"),
 ]
-ALWAYS = CASES[:1]  # of every run
 
 EXACT: dict[str, Any] = {"quant": "q8", "kv": "f32", "activations": "f32"}
 models = matrix.models
@@ -73,7 +72,7 @@ def mixed(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return artifact
 
 
-@pytest.mark.thorough_if(case=lambda name, devices: (name, devices) not in ALWAYS)
+@pytest.mark.thorough  # the commands below run on such devices every time
 @pytest.mark.parametrize(("name", "devices"), CASES)
 def test_a_model_on_devices_of_two_kinds(
     name: str,

@@ -115,6 +115,7 @@ def test_collectives_of_devices(size: int, device: dict[str, str], tmp_path: Pat
     assert (done.returncode, done.stdout.count("equal")) == (0, size), done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_steps_with_exchanges_are_captured(pair: Path, wanted: list[int], device: dict[str, str]) -> None:
     found = answered(pair, device)
     assert found["ids"] == [wanted] * 3

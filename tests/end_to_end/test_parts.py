@@ -51,6 +51,7 @@ def test_rows_that_pass_by_parts_have_the_bits_of_the_whole_step(
         np.testing.assert_array_equal(runner.step([(long, [9])]).logits, runner.step([(whole, [9])]).logits)
 
 
+@pytest.mark.thorough
 def test_parts_share_all_weights_with_the_step(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     folder = tiny_llama(num_hidden_layers=3, tie_word_embeddings=True)
     plain, cut = tmp_path / "plain.llmc", tmp_path / "cut.llmc"

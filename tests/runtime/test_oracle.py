@@ -62,7 +62,7 @@ def test_where_steps_follow_each_other(
     assert follows > 2 * _TOGETHER
 
 
-@pytest.mark.thorough_if(case=lambda first: 4 * first >= SCHEDULES)
+@pytest.mark.thorough_if(case=lambda first: 8 * first >= SCHEDULES)
 @pytest.mark.parametrize("first", range(0, SCHEDULES, _TOGETHER))
 def test_where_tokens_are_drafted(
     make_engine: Callable[..., Engine], schedules: ModuleType, monkeypatch: pytest.MonkeyPatch, first: int

@@ -137,6 +137,7 @@ def test_an_interrupt_while_steps_are_under_way(make_staged: MakeStaged, referen
     assert [done[query] for query in queries] == greedy(reference)
 
 
+@pytest.mark.thorough_if(case=lambda stages: stages == 3)
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_oracle(
     make_staged: MakeStaged, make_engine: Callable[..., Engine], script: Callable[[str], ModuleType], stages: int
