@@ -8,6 +8,7 @@ the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -75,43 +76,43 @@ class Panel:
 class Rows:
     """Rows `start` to `start + count` of `left` (codes, scales, sums or starts), and what they have so far.
 
-    There is room for `most` of them, and for `over` that a group may have above the count. `ahead`: dots of all of a
-    chunk's blocks are asked for before the first are added.
+    There is room for `most` of them, and for `over` that a group may have above the count.
     """
 
-    def __init__(
-        self, panel: Panel, left: list[Any], start: Any, count: Any, most: int, over: int = 0, ahead: bool = False
-    ) -> None:
+    def __init__(self, panel: Panel, left: list[Any], start: Any, count: Any, most: int, over: int = 0) -> None:
         self.panel, self.left, self.start, self.count = panel, left, start, count
-        self.over, self.ahead = over, ahead
         self.sums = registers(((most + over) * TILE,), "float32")
         self.step, self.steps = step_of(panel.format), CHUNK // step_of(panel.format)
         with T.serial(0, count) as row:
             T.buffer_store(self.sums, splat(f32(0)), [lanes(row * TILE)])
 
-    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
-        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
+    @contextmanager
+    def taken(self, row: Any, rows: int) -> Iterator[Any]:
+        """The sums of a group, in registers, to be added to."""
         acc = registers((rows * TILE,), "float32")
         for r in range(rows):
             put(acc, r, self.sums[lanes((row + r) * TILE)])
-        together = self.panel.blocks if self.ahead else 1
-        with T.serial(0, chunks) as at:
-            for first_block in range(0, self.panel.blocks, together):
-                self._add_blocks(first + at, at, range(first_block, first_block + together), row, rows, dots, acc)
+        yield acc
         for r in range(rows):
             T.buffer_store(self.sums, get(acc, r), [lanes((row + r) * TILE)])
 
-    def _add_blocks(self, chunk: Any, at: Any, blocks: range, row: Any, rows: int, dots: Dots, acc: Any) -> None:
+    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
+        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
         each = self.steps // self.panel.blocks
-        found = [dots(chunk, at, step, row, rows) for step in range(blocks.start * each, blocks.stop * each)]
-        for number, block in enumerate(blocks):
-            own = range(block * each, (block + 1) * each)
-            scale, offset = self.panel.tables(at, block)
-            for r in range(rows):
-                left_row = self.start + (T.min(row + r, self.count - 1) if self.over else row + r)
-                scales, totals = self._of_row(left_row, chunk * self.steps, own)
-                own_dots = [get(dot, r) for dot in found[number * each : (number + 1) * each]]
-                put(acc, r, add_sums(get(acc, r), own_dots, scales, scale, offset, totals))
+        left_rows = [self.start + row + r for r in range(rows)]
+        with self.taken(row, rows) as acc, T.serial(0, chunks) as at:
+            for block in range(self.panel.blocks):
+                own = range(block * each, (block + 1) * each)
+                found = [dots(first + at, at, step, row, rows) for step in own]
+                self.add_block(first + at, at, block, left_rows, found, acc)
+
+    def add_block(self, chunk: Any, at: Any, block: int, left_rows: list[Any], dots: list[Any], acc: Any) -> None:
+        """Add dots of each step of a block of the panel's `at`-th chunk, with rows of the left, to sums."""
+        each = self.steps // self.panel.blocks
+        scale, offset = self.panel.tables(at, block)
+        for r, row in enumerate(left_rows):
+            scales, totals = self._of_row(row, chunk * self.steps, range(block * each, (block + 1) * each))
+            put(acc, r, add_sums(get(acc, r), [get(dot, r) for dot in dots], scales, scale, offset, totals))
 
     def _of_row(self, row: Any, first: Any, steps: range) -> tuple[list[Any], list[Any] | None]:
         """Scales and totals of a row in some steps from the first on."""

@@ -64,23 +64,23 @@ def release() -> None:
     _call("tilerelease")
 
 
-def dots(number: int, codes: Any, row: Any, start: Any, weights: Any, place: Any, rows: int, signed: bool) -> Any:
-    """(rows * 16,) int32: dots of rows of s8 codes (M, words) from column `start` on with weights, words from `place`.
+def multiply(number: int, codes: Any, row: Any, start: Any, weights: Any, place: Any, signed: bool) -> None:
+    """Make dots of rows of s8 codes (M, words), from column `start` on, with weights, words from `place` on.
 
-    Tiles are configured for the columns, and for `rows` rows or fewer: sums of others may be anything. A word of
-    weights has four columns, s8 where `signed`, else u8; 16 words, a row of a tile, have 16 outputs. What has different
-    numbers may be at work at once.
+    A word of weights has four columns, s8 where `signed`, else u8; 16 words, a row of a tile, have 16 outputs. What has
+    different numbers may be at work at once, and `store` takes it.
     """
-    sums = registers((rows * LANES,), "int32")
     width = int(codes.shape[1])
     own_sums, left, right = (_tile(numbers, number) for numbers in (_SUMS, _ACTIVATIONS, _WEIGHTS))
-    stride = tirx.const(width * _WORD, "int64")
     _call("tilezero", own_sums)
-    _call("tileloadd64", left, codes.access_ptr("r", offset=row * width + start), stride)
+    _call("tileloadd64", left, codes.access_ptr("r", offset=row * width + start), tirx.const(width * _WORD, "int64"))
     _call("tileloadd64", right, weights.access_ptr("r", offset=place), tirx.const(_LINE, "int64"))
     _call("tdpbssd" if signed else "tdpbsud", own_sums, left, right)
-    _call("tilestored64", own_sums, sums.access_ptr("w"), tirx.const(_LINE, "int64"))
-    return sums
+
+
+def store(number: int, sums: Any) -> None:
+    """Write the dots of this number, (rows, 16) int32, as many rows as tiles are configured for."""
+    _call("tilestored64", _tile(_SUMS, number), sums.access_ptr("w"), tirx.const(_LINE, "int64"))
 
 
 # Of tiles of bfloat16: a group of rows has sums and activations of its own, so that the last may have fewer rows.
