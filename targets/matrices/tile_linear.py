@@ -17,6 +17,8 @@ from llmc.targets.target import Target
 from llmc.targets.vector import i32, registers
 
 _FEW = 8  # rows of a smaller group
+_DOTS = 2  # at work at once, at least
+_PANEL = 16  # chunks of a panel: measured
 
 
 def multiply(
@@ -27,7 +29,7 @@ def multiply(
     *left, weight = buffers
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
-    panel = Panel(reader, [partial(_signed, reader)])
+    panel = Panel(reader, [partial(_signed, reader)], _PANEL)
     rows = Rows(panel, left, start, count, target.knobs.row_block, over=tiles.ROWS)
     groups = _Groups(rows)
     rows.through_panels(groups.add)
@@ -72,37 +74,70 @@ class _Groups:
             tiles.configure(self.rows.step, rows)
 
     def _add(self, first: Any, chunks: Any, row: Any, rows: int, last: Any = None) -> None:
-        """Add the products of a group, of which rows behind the `last` are none.
+        """Add the products of a group, of which rows behind the `last` are none."""
+        rows_of_left = [row + r if last is None else T.min(row + r, last) for r in range(rows)]
+        together = max(1, _DOTS // self.rows.steps)
+        group = _Group(self.rows, row, [self.rows.start + number for number in rows_of_left], first)
+        with self.rows.taken(row, rows) as acc:
+            if together == 1:
+                group.add(chunks, 1, acc)
+                return
+            with T.If(chunks >= together), T.Then():
+                group.add(T.floordiv(chunks, together), together, acc)
+            with T.serial(0, T.floormod(chunks, together)) as over:
+                group.add_one(chunks - 1 - over, acc)
 
-        Dots of a chunk are stored when those of the next are begun, which takes as long as they do; measured, storing
+
+class _Group:
+    """Rows of the left that are multiplied with the panel, whose first chunk is the `first`."""
+
+    def __init__(self, rows: Rows, row: Any, left_rows: list[Any], first: Any) -> None:
+        self.rows, self.row, self.left_rows, self.first = rows, row, left_rows, first
+        self.dots = [registers((len(left_rows) * TILE,), "int32") for _ in range(max(rows.steps, _DOTS))]
+
+    def add(self, turns: Any, together: int, acc: Any) -> None:
+        """The products of so many turns of some chunks, from the first on.
+
+        Dots of a turn are stored when those of the next are begun, which takes as long as they do; measured, storing
         each at once halves the rate.
         """
-        whole = self.rows
-        left_rows = [row + r if last is None else T.min(row + r, last) for r in range(rows)]
-        left_rows = [whole.start + number for number in left_rows]
-        dots = [registers((rows * TILE,), "int32") for _ in range(whole.steps)]
-        each = whole.steps // whole.panel.blocks
+        for inside in range(together):
+            self._begin(inside, inside, store=False)
+        with T.serial(1, turns) as turn:
+            for inside in range(together):
+                self._begin(turn * together + inside, inside, store=True)
+            for inside in range(together):
+                self._finish((turn - 1) * together + inside, inside, acc)
+        for inside in range(together):
+            self._store(inside)
+        for inside in range(together):
+            self._finish((turns - 1) * together + inside, inside, acc)
 
-        def begin(at: Any, store: bool) -> None:
-            for step in range(whole.steps):
-                if store:
-                    tiles.store(step, dots[step])
-                words = step * whole.step // 4
-                tiles.multiply(
-                    step, whole.left[0], whole.start + row, (first + at) * WORDS + words, whole.panel.words,
-                    whole.panel.place(at, words), whole.panel.format.whole,
-                )  # fmt: skip
+    def add_one(self, at: Any, acc: Any) -> None:
+        """The products of the panel's `at`-th chunk."""
+        self._begin(at, 0, store=False)
+        self._store(0)
+        self._finish(at, 0, acc)
 
-        def add(at: Any) -> None:
-            for block in range(whole.panel.blocks):
-                own = dots[block * each : (block + 1) * each]
-                whole.add_block(first + at, at, block, left_rows, own, acc)
+    def _begin(self, at: Any, inside: int, store: bool) -> None:
+        """Make the dots of a chunk, as a turn's `inside`-th; store those of the turn before."""
+        rows, panel = self.rows, self.rows.panel
+        for step in range(rows.steps):
+            number, words = inside * rows.steps + step, step * rows.step // 4
+            if store:
+                tiles.store(number, self.dots[number])
+            tiles.multiply(
+                number, rows.left[0], rows.start + self.row, (self.first + at) * WORDS + words, panel.words,
+                panel.place(at, words), panel.format.whole,
+            )  # fmt: skip
 
-        begin(0, store=False)
-        with whole.taken(row, rows) as acc:
-            with T.serial(1, chunks) as at:
-                begin(at, store=True)
-                add(at - 1)
-            for step in range(whole.steps):
-                tiles.store(step, dots[step])
-            add(chunks - 1)
+    def _store(self, inside: int) -> None:
+        for number in range(inside * self.rows.steps, (inside + 1) * self.rows.steps):
+            tiles.store(number, self.dots[number])
+
+    def _finish(self, at: Any, inside: int, acc: Any) -> None:
+        """Add what is stored of a chunk."""
+        each = self.rows.steps // self.rows.panel.blocks
+        for block in range(self.rows.panel.blocks):
+            first = inside * self.rows.steps + block * each
+            self.rows.add_block(self.first + at, at, block, self.left_rows, self.dots[first : first + each], acc)
