@@ -181,6 +181,7 @@ def test_commands_run_on_devices(two: Path, one: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["length", "length"]
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi
 def test_a_bench_has_the_memory_of_all_workers(two: Path) -> None:
     """Rank 0 of what mpirun started starts workers for each row itself, as `llmc bench --devices` does."""

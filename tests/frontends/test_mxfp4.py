@@ -75,6 +75,7 @@ def test_values_are_those_of_transformers_and_their_codes_are_kept(folders: tupl
             np.testing.assert_array_equal(found.read_rows(3, 20), expected[3:20])
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_keeps_the_codes(folders: tuple[Path, Path], tmp_path: Path) -> None:
     result = compile_model(folders[0], tmp_path / "a.llmc", activations="f32", kv="f32")
     assert {format for name, format in result.formats.items() if ".experts." in name} == {"mxfp4"}

@@ -23,7 +23,7 @@ from llmc.targets.matrices.panels import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
-from kernel_cases import BLOCK_FORMATS, Case, floats, linear_case, packed, result, run
+from kernel_cases import BLOCK_FORMATS, FEW_FORMATS, Case, floats, linear_case, packed, result, run
 
 FLAGS = targets.cpu_flags()
 BEST = next(t for t in targets.variants("x86_64") if t.has("amx_int8"))
@@ -76,6 +76,7 @@ def check(case: Case, counted: ctypes.CDLL | None) -> None:
     np.testing.assert_array_equal(got, run(case, PLAIN)[0])
 
 
+@pytest.mark.thorough_if(case=lambda format: format not in FEW_FORMATS)
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng([*map(ord, format)])
