@@ -22,7 +22,7 @@ class Knobs:
 CANDIDATES: dict[str, tuple[int, ...]] = {
     "prefetch_bytes": (0, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
     "few_rows": (0, 1, 2, 4),
-    "prefetch_far_bytes": (0, 2048, 3072, 4096, 6144, 8192, 16384),
+    "prefetch_far_bytes": (0, 2048, 3072, 4096, 6144, 7168, 8192, 16384),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
     "tile_rows": (0, 4, 8, 10, 16, 24),
