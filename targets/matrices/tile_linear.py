@@ -18,7 +18,7 @@ from llmc.targets.vector import i32, registers
 
 _FEW = 8  # rows of a smaller group
 _DOTS = 2  # at work at once, at least
-_PANEL = 16  # chunks of a panel: measured
+PANEL = 16  # chunks of a panel: measured
 
 
 def multiply(
@@ -29,7 +29,7 @@ def multiply(
     *left, weight = buffers
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
-    panel = Panel(reader, [partial(_signed, reader)], _PANEL)
+    panel = Panel(reader, [partial(_signed, reader)], PANEL)
     rows = Rows(panel, left, start, count, target.knobs.row_block, over=tiles.ROWS)
     groups = _Groups(rows)
     rows.through_panels(groups.add)
@@ -98,8 +98,8 @@ class _Group:
     def add(self, turns: Any, together: int, acc: Any) -> None:
         """The products of so many turns of some chunks, from the first on.
 
-        Dots of a turn are stored when those of the next are begun, which takes as long as they do; measured, storing
-        each at once halves the rate.
+        Dots of a turn are stored when those of the next are begun, for a store waits for all of its dots' latency;
+        measured, it is up to 1.6 times as fast as storing each at once.
         """
         for inside in range(together):
             self._begin(inside, inside, store=False)

@@ -19,7 +19,7 @@ from llmc.compiler.ops import OPS
 from llmc.runtime.loading.cpu import missing_flags
 from llmc.runtime.loading.package import Variant
 from llmc.targets import target as targets
-from llmc.targets.matrices.panels import PANEL
+from llmc.targets.matrices.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
@@ -87,7 +87,7 @@ def test_tiles_give_the_same_bits(format: str, counted: ctypes.CDLL | None) -> N
 @pytest.mark.parametrize("format", ["q4", "q3h", "c4", "r4", "q6_k"])
 def test_many_rows_go_through_one_panel_after_another(format: str, counted: ctypes.CDLL | None) -> None:
     rng = np.random.default_rng([*map(ord, format)])
-    columns = 64 * PANEL + 256
+    columns = 64 * PANEL + 3 * block_format(format).columns  # an odd number of chunks behind the first panel
     x = meaning.left_of(block_format(format), floats(rng, 147, columns))  # a block of rows and 19
     weight = packed(rng, format, 33, columns)
     check(Case("i8_linear", [*x, weight], {"format": format, "width": 33}, tuple(range(len(x)))), counted)
