@@ -12,6 +12,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kv_pages import PAGE
+from llmc.targets import tiles
 from llmc.targets.attention.kv_pages import Pages
 from llmc.targets.target import Target
 from llmc.targets.vector import (
@@ -37,18 +38,19 @@ HIGH = -65536  # the upper half of a word: the odd one of a pair
 class Bf16Pages(Pages):
     """One layer's pages (pages, 2, G, 16 E), E = D rounded up to even: K of a head as (E/2, 16, 2), V as (8, D, 2).
 
-    With `dots` a query and a row of weights are words of two bfloat16, else numbers of their own, the odd one first.
+    Where `paired` a query and a row of weights are words of two bfloat16, else numbers of their own, the odd one first.
     """
 
     exp = staticmethod(exp_near)
     at_once = 2
 
     def __init__(self, target: Target, size: int) -> None:
-        self.dots, self.pairs = dots_bf16(target), -(-size // 2)
-        self.functions = (DOT_BF16,) if self.dots else ()
+        self.pairs, self.tiles = -(-size // 2), tiles.are_there_for_bf16(target) and size % LANES == 0
+        self.paired = self.tiles or dots_bf16(target)
+        self.functions = (DOT_BF16,) if self.paired and not self.tiles else ()
         # A page's products are so quick then that another page, asked for all at once, would keep them waiting.
-        self.fetches = PAGE // 2 if self.dots else 0
-        super().__init__(size, self.pairs if self.dots else 2 * self.pairs, 2 if self.dots else 4)
+        self.fetches = PAGE // 2 if self.paired else 0
+        super().__init__(size, self.pairs if self.paired else 2 * self.pairs, 2 if self.paired else 4)
 
     def write(self, qkv: Any, page: Any, slot: Any, row: Any, heads: int, groups: int) -> None:
         """K and V of one row into its place in its page."""
@@ -94,7 +96,7 @@ class Bf16Pages(Pages):
     def _put_pair(self, queries: Any, vector: Any, pair: Any, even: Any, odd: Any) -> None:
         """Two elements of a query, bfloat16 bits; `odd` may be None, for zero."""
         at = vector * self.width
-        if self.dots:
+        if self.paired:
             word = even if odd is None else T.bitwise_or(even, T.shift_left(odd, i32(16)))
             T.buffer_store(queries, T.reinterpret(word, dtype="float32"), [at + pair])
             return
@@ -103,13 +105,13 @@ class Bf16Pages(Pages):
 
     def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
         """The unit-th `unit` elements of K of sixteen tokens: pairs of them in words, or one by one."""
-        pairs = self.unit if self.dots else self.unit // 2
+        pairs = self.unit if self.paired else self.unit // 2
         words = [held(self._words(page, 0, head, (unit * pairs + p) * PAGE), "int32") for p in range(pairs)]
-        return words if self.dots else [half for word in words for half in _apart(word)]
+        return words if self.paired else [half for word in words for half in _apart(word)]
 
     def multiply(self, x: Any, y: Any, total: Any) -> Any:
         """total plus x, of a query or of weights, times what K or V has."""
-        if self.dots:
+        if self.paired:
             return dot_bf16(total, y, T.reinterpret(splat(x), dtype="int32x16"))
         return super().multiply(x, y, total)
 
@@ -119,12 +121,38 @@ class Bf16Pages(Pages):
 
     def put_weights(self, weights: Any, page: Any, head: Any, scores: Any, place: Any) -> None:
         """Softmax weights of sixteen tokens into scores[place :], as `mixed` names them."""
-        if not self.dots:
+        if not self.paired:
             super().put_weights(weights, page, head, scores, place)
             return
         bits = T.shift_right(T.reinterpret(weights, dtype="int32x16"), splat(i32(16)))
         pairs = T.reinterpret(T.cast(bits, "uint16x16"), dtype="float32x8")
         T.buffer_store(scores, pairs, [T.ramp(place, 1, LANES // 2)])
+
+    @property
+    def tile_pairs(self) -> int:
+        """Pairs of K in a tile."""
+        return next(count for count in range(tiles.BF16_PAIRS, 0, -1) if self.pairs % count == 0)
+
+    def key_tile(self, page: Any, head: Any, pair: Any) -> tuple[Any, int]:
+        """Where K of sixteen tokens from a pair of elements on is in the buffer, and how far apart pairs are."""
+        return self._at(page, 0, head, pair * PAGE), 2 * PAGE
+
+    def value_tile(self, page: Any, head: Any, column: Any) -> tuple[Any, int]:
+        """Where V of sixteen tokens, sixteen elements from a column on, is, and how far apart pairs of tokens are."""
+        return self._at(page, 1, head, column), 2 * self.size
+
+    def _at(self, page: Any, side: int, head: Any, word: Any) -> Any:
+        heads, width = (int(n) for n in self.buffer.shape[2:])
+        return T.cast(page, "int64") * self.page_elements + (side * heads + head) * width + word * 2
+
+    def copy_values(self, page: Any, head: Any, tokens: Any, out: Any) -> None:
+        """V of a page in out (8 D,) words of pairs, zeros for what is behind so many tokens: it may be any number."""
+        with T.serial(0, PAGE // 2) as pair:
+            left = tokens - 2 * pair
+            mask = T.Select(left > 1, i32(-1), T.Select(left > 0, i32(0xFFFF), i32(0)))
+            with T.serial(0, self.size // LANES) as register:
+                at = pair * self.size + register * LANES
+                T.buffer_store(out, T.bitwise_and(self._words(page, 1, head, at), splat(mask)), [lanes(at)])
 
     def column(self, register: Any) -> Any:
         """The first column of a register of a value; the last two may overlap."""
@@ -140,7 +168,7 @@ class Bf16Pages(Pages):
         """
         both = step * 2 + 1 < tokens
         words = self._value_words(page, head, step, register, count)
-        if self.dots:
+        if self.paired:
             mask = T.Select(both, i32(-1), i32(0xFFFF))
             return [(step, [held(T.bitwise_and(word, splat(mask)), "int32") for word in words])]
         mask = T.Select(both, i32(HIGH), i32(0))

@@ -22,6 +22,7 @@ class Pages:
 
     functions: tuple[str, ...] = ()  # LLVM's text of what `multiply` calls
     at_once = 1  # tokens whose values are mixed in one step
+    tiles = False  # whether products are made by tile registers (tile_products.py)
     fetches = 0  # in how many steps of mixing what is fetched meanwhile is asked for; 0: before the first
     exp = staticmethod(exp)  # of scores: as near as what weights are rounded to can tell
 

@@ -39,29 +39,18 @@ def pages_of(target: Target, kind: str, size: int) -> Pages:
     return {"f32": PlainPages, "q8": Q8Pages, "q4": Q4Pages}[kind](size)
 
 
-def registers_of(target: Target) -> int:
-    """How many vectors of sixteen float32 the machine's registers hold."""
-    if target.has("avx512f"):
-        return 32
-    return 8 if target.has("avx2") or target.arch == "aarch64" else 4
-
-
 @dataclass(frozen=True)
 class Block:
-    """rows x heads query vectors that share a kv head, as `groups` of `vectors` that are multiplied at once.
-
-    `registers` is what the machine has; sums, what is multiplied with all of a group, and one query stay in them.
-    """
+    """rows x heads query vectors that share a kv head, as `groups` of at most `most` that are multiplied at once."""
 
     rows: int
     heads: int
-    registers: int
+    most: int
 
     @property
     def groups(self) -> int:
         """How many groups."""
-        most = 12 if self.registers >= 32 else self.registers - 2  # 12, so that there is room for two pages at once
-        return -(-self.rows * self.heads // most)
+        return -(-self.rows * self.heads // self.most)
 
     @property
     def vectors(self) -> int:
@@ -72,16 +61,6 @@ class Block:
     def room(self) -> int:
         """Vectors in all groups."""
         return self.groups * self.vectors
-
-    @property
-    def at_once(self) -> int:
-        """Registers of keys or values that are multiplied with a group at once."""
-        return (self.registers - 1) // (self.vectors + 1)
-
-    @property
-    def pages(self) -> int:
-        """Pages whose scores are made at once."""
-        return min(2, self.at_once)
 
 
 class Records:
@@ -143,12 +122,19 @@ class Records:
 
 
 class Attending:
-    """A block's query vectors, read once, and what is done with them a chunk at a time."""
+    """A block's query vectors, read once, and what is done with them a chunk at a time.
+
+    How products are made is said by those after it: vector_products.py, tile_products.py.
+    """
+
+    usual: int  # query vectors of a block, if a row has fewer
 
     def __init__(
-        self, kv: Pages, block: Block, sight: Sight, scoring: Scoring, count: Any, group: Any, first_head: Any
-    ) -> None:
+        self, target: Target, kv: Any, block: Block, sight: Sight, scoring: Scoring, count: Any, group: Any,
+        first_head: Any,
+    ) -> None:  # fmt: skip
         """`count` are the rows that there are, `group` is the kv head, `first_head` the first of the query heads."""
+        self.target = target
         self.kv, self.block, self.sight, self.scoring, self.group = kv, block, sight, scoring, group
         self.first_head, self.slopes = first_head, scoring.table()
         self.count = count
@@ -159,16 +145,31 @@ class Attending:
         self.scores = registers((CHUNK * block.room * LANES,), "float32")
         kv.prepare(block.room)
 
+    @classmethod
+    def block_of(cls, target: Target, rows: int, heads: int) -> Block:
+        """A block of so many rows and heads."""
+        raise NotImplementedError
+
+    @property
+    def ticks(self) -> int:
+        """Turns of loops over products in a whole chunk."""
+        raise NotImplementedError
+
+    def score(self, many: Any) -> None:
+        """Products of all vectors with the keys of the chunk's pages; V of these pages is fetched meanwhile."""
+        raise NotImplementedError
+
+    def mix(self, many: Any, to: Records, following: tuple[Any, Any]) -> None:
+        """Weights times values, into the records; K of what is following is fetched meanwhile."""
+        raise NotImplementedError
+
     def ask_in_order(self, share: Any, shares: int, number: Any, chunks: Any) -> None:
         """Ask for K and V by a `ChunkStream`. This is chunk `number` of a text's; `shares` tasks attend to it."""
-        block, kv = self.block, self.kv
-        scored = -(-CHUNK // block.pages) * block.groups * (kv.elements // kv.unit)
-        spans = sum(blocks for _, blocks, _ in kv.spans(block.at_once))
-        mixed = block.groups * spans * CHUNK * (PAGE // kv.at_once)
-        self.stream = ChunkStream(kv, share, shares, scored + CHUNK * block.room + mixed, number, chunks)
+        ticks = self.ticks + CHUNK * self.block.room
+        self.stream = ChunkStream(self.kv, share, shares, ticks, number, chunks)
 
     @contextmanager
-    def _far(self) -> Iterator[None]:
+    def far(self) -> Iterator[None]:
         """What the body asks for, and a part of the stream; where that has brought this chunk, the stream alone."""
         if self.stream is None:
             yield
@@ -193,9 +194,9 @@ class Attending:
         T.buffer_store(first, T.max(chunk * CHUNK, self.sight.begin), [0])
         T.buffer_store(first, T.min((chunk + 1) * CHUNK, self.sight.end) - first[0], [1])
         self._look_up(first[0])
-        self._score(first[1])
+        self.score(first[1])
         self._weigh(first[1], to)
-        self._mix(first[1], to, following or (self.group, CHUNK))
+        self.mix(first[1], to, following or (self.group, CHUNK))
 
     def _look_up(self, first: Any) -> None:
         with T.serial(0, 2 * CHUNK) as i:
@@ -204,40 +205,9 @@ class Attending:
         with T.serial(0, CHUNK) as i:
             T.buffer_store(self.indexes, self.sight.index(first + i), [i])
 
-    def _place(self, page: Any, vector: Any) -> Any:
+    def place(self, page: Any, vector: Any) -> Any:
         """Where a page's scores of a vector begin."""
         return (page * self.block.room + vector) * LANES
-
-    def _score(self, many: Any) -> None:
-        """Products of all vectors with the keys of the chunk's pages; V of these pages is fetched meanwhile."""
-        block, kv = self.block, self.kv
-        units = kv.elements // kv.unit
-        with T.serial(0, T.floordiv(many + (block.pages - 1), block.pages)) as some, T.serial(0, block.groups) as part:
-            own = part * block.vectors
-            pages = [self.pages[some * block.pages + p] for p in range(block.pages)]
-            sums = registers((block.pages * block.vectors * LANES,), "float32")
-            places = [[lanes((p * block.vectors + v) * LANES) for v in range(block.vectors)] for p in range(len(pages))]
-            for row in places:
-                for v, place in enumerate(row):
-                    T.buffer_store(sums, kv.first_sum(own + v), [place])
-            with T.serial(0, units) as unit:
-                done, all = part * units + unit, block.groups * units
-                with self._far():
-                    for page in pages:
-                        kv.fetch(page, 1, self.group, done, all, far=True)
-                if kv.fetches:
-                    for p in range(block.pages):
-                        kv.fetch(self.pages[(some + 1) * block.pages + p], 0, self.group, done, all, far=False)
-                keys = [kv.key_unit(page, self.group, unit) for page in pages]
-                for e in range(kv.unit):
-                    for v in range(block.vectors):
-                        query = self.queries[(own + v) * kv.width + unit * kv.unit + e]
-                        for p, row in enumerate(places):
-                            T.buffer_store(sums, kv.multiply(query, keys[p][e], sums[row[v]]), [row[v]])
-            for p, row in enumerate(places):
-                for v, place in enumerate(row):
-                    products = kv.products(sums[place], pages[p], self.group)
-                    T.buffer_store(self.scores, products, [lanes(self._place(some * block.pages + p, own + v))])
 
     def _weigh(self, many: Any, to: Records) -> None:
         """Products -> weights against the chunk's greatest score; that and their sums into the records."""
@@ -249,7 +219,7 @@ class Attending:
             seen = self.sight.shows(r, self.indexes[i])
             with T.serial(0, block.heads) as h:
                 vector = r * block.heads + h
-                place = lanes(self._place(i, vector))
+                place = lanes(self.place(i, vector))
                 score = self.scoring.score(
                     self.scores[place], self.first_head + h, self.slopes, self.sight.place(r, self.indexes[i])
                 )
@@ -261,54 +231,10 @@ class Attending:
         with T.serial(0, many) as i, T.serial(0, self.count * block.heads) as vector:
             if self.stream is not None:
                 self.stream.ask(self.pages, CHUNK)
-            place = self._place(i, vector)
+            place = self.place(i, vector)
             score, zero = self.scores[lanes(place)], splat(f32(0))
             weight = self.kv.exp(score - to.get(vector, width + LANES))
             weight = held(self.kv.rounded(T.Select(score > splat(f32(HIDDEN)), weight, zero)))
             to.put(to.get(vector, width) + weight, vector, width)
             self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
 
-    def _mix(self, many: Any, to: Records, following: tuple[Any, Any]) -> None:
-        """Weights times values, into the records; K of what is following is fetched meanwhile."""
-        block = self.block
-        with T.serial(0, block.groups) as part:
-            for first, blocks, count in self.kv.spans(block.at_once):
-                with T.serial(0, blocks) as step:
-                    self._mix_span(many, to, following, part, first + step * count, count)
-
-    def _mix_span(
-        self, many: Any, to: Records, following: tuple[Any, Any], part: Any, register: Any, count: int
-    ) -> None:
-        """`count` registers of each value for a group of vectors."""
-        block, kv = self.block, self.kv
-        own, registers_of = part * block.vectors, kv.width // LANES
-        sums = registers((block.vectors * count * LANES,), "float32")
-        places = [[lanes((v * count + c) * LANES) for c in range(count)] for v in range(block.vectors)]
-        for row in places:
-            for place in row:
-                T.buffer_store(sums, splat(f32(0)), [place])
-        kv.begin_span(block.vectors)
-        with T.serial(0, many) as i:
-            page = self.pages[i]
-            passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
-            head, ahead = following
-            if not kv.fetches:
-                kv.fetch(self.pages[i + ahead], 0, head, passed, parts, far=True)
-            given = [self.scores[lanes(self._place(i, own + v))] for v in range(block.vectors)]
-            scaled = kv.span_weights(given, page, self.group, register)
-            tokens = self.sight.tokens(self.indexes[i])
-            with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
-                if kv.fetches:
-                    done, all = passed * kv.fetches + step, parts * kv.fetches
-                    with self._far():
-                        kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
-                    kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
-                for at, values in kv.mixed(page, self.group, step, register, count, tokens):
-                    for v, row in enumerate(places):
-                        own_weight = self.scores[self._place(i, own + v) + at]
-                        weight = own_weight if scaled is None else scaled[v * LANES + at]
-                        for value, place in zip(values, row, strict=True):
-                            T.buffer_store(sums, kv.multiply(weight, value, sums[place]), [place])
-        for v, row in enumerate(places):
-            for c, place in enumerate(row):
-                to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))

@@ -13,15 +13,16 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.targets.attention.kv_pages import Pages
 from llmc.targets.attention.kv_stream import streams
-from llmc.targets.attention.online_softmax import Attending, Block, Records, registers_of
+from llmc.targets.attention.online_softmax import Attending, Records
 from llmc.targets.attention.scoring import Scoring
 from llmc.targets.attention.sight import CHUNK, Places, Sight
+from llmc.targets.attention.tile_products import TileAttending
+from llmc.targets.attention.vector_products import VectorAttending
 from llmc.targets.parallel import parallel
 from llmc.targets.rows.rows import PARALLEL_ROWS
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, imported, registers
 
-VECTORS = 24  # query vectors of a block, if a row has fewer
 FEW_TASKS = 32  # fewer are split by chunks even where a row fills a block
 
 
@@ -35,7 +36,7 @@ def attend(
 
 def parts_of(heads: int) -> int:
     """In how many parts the query heads that share a kv head go to different threads: of at most a block, or one."""
-    return next((p for p in range(1, heads // 8 + 1) if heads % p == 0 and heads // p <= VECTORS), 1)
+    return next((p for p in range(1, heads // 8 + 1) if heads % p == 0 and heads // p <= VectorAttending.usual), 1)
 
 
 class _Rows:
@@ -46,8 +47,10 @@ class _Rows:
         self.shared, self.parts = heads // groups, parts_of(heads // groups)
         self.shares, self.rows = groups * self.parts, q.shape[0]
         own = self.shared // self.parts
-        self.wide = Block(max(1, VECTORS // own), own, registers_of(target))
-        self.single = Block(1, own, self.wide.registers)
+        self.attending: type[Attending] = TileAttending if kv.tiles else VectorAttending
+        self.wide, self.single = (
+            self.attending.block_of(target, rows, own) for rows in (max(1, self.attending.usual // own), 1)
+        )
         self.counts = registers((3,), "int32")  # blocks, single rows, chunks of these
         self.table = T.alloc_buffer((self.rows * 4,), "int32")  # block: first row, rows; single: row, first chunk's job
 
@@ -119,7 +122,7 @@ class _Rows:
         row, count = at[0], at[1]
         (group, first_head), kv, block = self._share(share), self.kv, self.wide
         sight = Sight(self.places, row, count, block.rows)
-        attending = Attending(kv, block, sight, self.scoring, count, group, first_head)
+        attending = self.attending(self.target, kv, block, sight, self.scoring, count, group, first_head)
         attending.load(self.q, row)
         total, part = (
             Records(registers((block.room * Records.size(kv.width),), "float32"), 0, kv.width) for _ in range(2)
@@ -164,7 +167,7 @@ class _Rows:
         share = T.floormod(inside, self.shares)
         group, first_head = self._share(share)
         sight = Sight(self.places, row, 1, 1)
-        attending = Attending(self.kv, self.single, sight, self.scoring, 1, group, first_head)
+        attending = self.attending(self.target, self.kv, self.single, sight, self.scoring, 1, group, first_head)
         attending.load(self.q, row)
         if streams(self.kv):
             attending.ask_in_order(share, self.shares, T.floordiv(inside, self.shares), sight.chunks[1])

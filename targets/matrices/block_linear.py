@@ -14,7 +14,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BlockFormat, block_format
 from llmc.compiler.formats.layout import SPREAD
-from llmc.targets.matrices import panel_linear, tile_linear, tiles
+from llmc.targets import tiles
+from llmc.targets.matrices import panel_linear, tile_linear
 from llmc.targets.matrices.block_dots import add_dots, start_of
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile

@@ -12,7 +12,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
-from llmc.targets.matrices import tiles
+from llmc.targets import tiles
 from llmc.targets.matrices.linear import Product, Reduce, Write, get, put, zeros
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.target import Target

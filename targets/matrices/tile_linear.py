@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, BlockFormat
-from llmc.targets.matrices import tiles
+from llmc.targets import tiles
 from llmc.targets.matrices.codes import Tile
 from llmc.targets.matrices.linear import Write
 from llmc.targets.matrices.panels import WORDS, Panel, Rows
