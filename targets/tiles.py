@@ -64,17 +64,16 @@ def release() -> None:
     _call("tilerelease")
 
 
-def multiply(number: int, codes: Any, row: Any, start: Any, weights: Any, place: Any, signed: bool) -> None:
-    """Make dots of rows of s8 codes (M, words), from column `start` on, with weights, words from `place` on.
+def multiply(number: int, codes: Any, start: Any, weights: Any, place: Any, columns: int, signed: bool) -> None:
+    """Make dots of rows of s8 codes, words from `start` on, a row behind another, with weights, words from `place` on.
 
     A word of weights has four columns, s8 where `signed`, else u8; 16 words, a row of a tile, have 16 outputs. What has
     different numbers may be at work at once, and `store` takes it.
     """
-    width = int(codes.shape[1])
     own_sums, left, right = (_tile(numbers, number) for numbers in (_SUMS, _ACTIVATIONS, _WEIGHTS))
     _call("tilezero", own_sums)
-    _call("tileloadd64", left, codes.access_ptr("r", offset=row * width + start), tirx.const(width * _WORD, "int64"))
-    _call("tileloadd64", right, weights.access_ptr("r", offset=place), tirx.const(_LINE, "int64"))
+    _load(left, codes, start, columns // _WORD)
+    _load(right, weights, place, LANES)
     _call("tdpbssd" if signed else "tdpbsud", own_sums, left, right)
 
 

@@ -40,9 +40,9 @@ def activated_i8_linear(
     each = activation.parts * _TILES  # tiles of a turn
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments([*product.dtypes, *rounding.dtypes], shapes)
-        operands, quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
+        (*left, weight), quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
         rows, size = shapes[0][0], target.knobs.row_block
-        turn_bytes = each * tile_bytes(operands[-1])
+        turn_bytes = each * tile_bytes(weight)
         waiting = T.alloc_buffer((_IN_ORDER * activation.parts * width,), "float32")  # sums (rows, tiles, 16)
 
         def finish(row: Any, group: Any, sums: Any, first: Any, step: Any) -> None:
@@ -51,28 +51,30 @@ def activated_i8_linear(
             numbers = [combine(*(sums[lanes((at + tile) * TILE)] for at in parts)) for tile in range(_TILES)]
             rounding.group(numbers, row, group, quantized)
 
-        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, width // GROUP, turn_bytes) as turn:
+        with T.serial(0, T.ceildiv(rows, size)) as block:
             start = block * size
             count = T.min(rows - start, size)
-            sums = registers((size * each * TILE,), "float32")
-            with T.serial(0, each) as number:
-                part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
-                apart = part * (width // TILE) + turn * _TILES + tile
-                at = T.Select(rows <= _IN_ORDER, turn * each + number, apart)
+            copied = product.copied(left, start, count, partial(parallel, target))
+            with parallel(target, width // GROUP, turn_bytes) as turn:
+                sums = registers((size * each * TILE,), "float32")
+                with T.serial(0, each) as number:
+                    part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
+                    apart = part * (width // TILE) + turn * _TILES + tile
+                    at = T.Select(rows <= _IN_ORDER, turn * each + number, apart)
 
-                def write(found: Any, row: Any, rows: int, number: Any = number, start: Any = start) -> None:
-                    for r in range(rows):
-                        place = lanes(((row + r - start) * each + number) * TILE)
-                        T.buffer_store(sums, get(found, r), [place])
+                    def write(found: Any, row: Any, rows: int, number: Any = number, start: Any = start) -> None:
+                        for r in range(rows):
+                            place = lanes(((row + r - start) * each + number) * TILE)
+                            T.buffer_store(sums, get(found, r), [place])
 
-                product.rows_of_tile(target, operands, at, start, count, write)
-            forget_registers(target)
-            with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
-                with T.Then(), T.serial(0, each) as number:
-                    place = (row * activation.parts * (width // TILE) + turn * each + number) * TILE
-                    T.buffer_store(waiting, sums[lanes((row * each + number) * TILE)], [lanes(place)])
-                with T.Else():
-                    finish(start + row, turn, sums, row * each, _TILES)
+                    product.rows_of_tile(target, left, copied, weight, at, start, count, write)
+                forget_registers(target)
+                with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
+                    with T.Then(), T.serial(0, each) as number:
+                        place = (row * activation.parts * (width // TILE) + turn * each + number) * TILE
+                        T.buffer_store(waiting, sums[lanes((row * each + number) * TILE)], [lanes(place)])
+                    with T.Else():
+                        finish(start + row, turn, sums, row * each, _TILES)
         with T.If(rows <= _IN_ORDER), T.Then(), T.serial(0, rows) as row, T.serial(0, width // GROUP) as group:
             tiles = width // TILE
             finish(row, group, waiting, row * activation.parts * tiles + group * _TILES, tiles)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -69,25 +71,48 @@ def known_rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int |
 Write = Callable[[Any, Any, int], None]
 # emit(operands, tile, first row, how many, write): the same for many rows, however it goes through them
 Whole = Callable[[list[Any], Any, Any, Any, Write], None]
+# A loop whose turns may go to threads: share(turns) -> the number of the turn
+Share = Callable[[Any], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Many:
+    """From `least` rows on a block has something better than groups: `whole`.
+
+    `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; what it emits comes
+    before all tiles.
+    """
+
+    least: int
+    whole: Whole
+    copied: Callable[[list[Any], Any, Any, Share], list[Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Product:
     """How rows are multiplied with a tile of outputs.
 
-    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`. `many`: from how many rows on
-    a block has something better than groups, and that.
+    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`.
     """
 
     dtypes: list[str]
     body: Callable[[list[Any]], Reduce]
     more: int = MORE_ROWS
     usual: int | None = None
-    many: tuple[int, Whole] | None = None
+    many: Many | None = None
 
-    def rows_of_tile(self, target: Target, buffers: list[Any], tile: Any, start: Any, count: Any, write: Write) -> None:
-        """Rows `start` to `start + count` of a tile, each given to `write` once."""
-        reduce = self.body(buffers)
+    def copied(self, left: list[Any], start: Any, count: Any, share: Share) -> list[Any]:
+        """Left operands for rows `start` to `start + count` of every tile, copied if there are many of these."""
+        if self.many is None or self.many.copied is None:
+            return left
+        return self.many.copied(left, start, count, share)
+
+    def rows_of_tile(
+        self, target: Target, left: list[Any], copied: list[Any], weight: Any, tile: Any, start: Any, count: Any,
+        write: Write,
+    ) -> None:  # fmt: skip
+        """Rows `start` to `start + count` of a tile of the weight, each given to `write` once."""
+        reduce = self.body([*left, weight])
 
         def group(row: Any, rows: int) -> None:
             write(reduce(tile, start + row, rows), start + row, rows)
@@ -95,10 +120,9 @@ class Product:
         if self.many is None:
             in_groups(target, count, group, self.more, self.usual)
             return
-        least, whole = self.many
-        with T.If(count >= least):
+        with T.If(count >= self.many.least):
             with T.Then():
-                whole(buffers, tile, start, count, write)
+                self.many.whole([*copied, weight], tile, start, count, write)
             with T.Else():
                 in_groups(target, count, group, self.more, self.usual)
 
@@ -108,16 +132,19 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
     width = int(shapes[-1][1])
     tiles = ceil_to(width, TILE) // TILE
     with IRBuilder() as builder, T.prim_func():
-        *buffers, out = arguments([*product.dtypes, "float32"], shapes)
+        *left, weight, out = arguments([*product.dtypes, "float32"], shapes)
         rows = shapes[0][0]
         size = target.knobs.row_block
-        with T.serial(0, T.ceildiv(rows, size)) as block, parallel(target, tiles, tile_bytes(buffers[-1])) as tile:
+        with T.serial(0, T.ceildiv(rows, size)) as block:
             start = block * size
+            count = T.min(rows - start, size)
+            copied = product.copied(left, start, count, partial(parallel, target))
+            with parallel(target, tiles, tile_bytes(weight)) as tile:
 
-            def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
-                store(sums, out, tile, row, rows)
+                def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
+                    store(sums, out, tile, row, rows)
 
-            product.rows_of_tile(target, buffers, tile, start, T.min(rows - start, size), write)
+                product.rows_of_tile(target, left, copied, weight, tile, start, count, write)
     return builder.get()
 
 

@@ -122,7 +122,8 @@ class PairProduct:
                 at = start + panel * self.panel
                 count = T.min(size[0] - panel * self.panel, self.panel)
                 self.left.copy(at, count, copies)
-                then(self._many(copies, count), at, count)
+                copied = self.product.copied(copies, 0, count, lambda turns: T.serial(0, turns))
+                then(self._many(copies, copied, count), at, count)
 
     def _few(self, picked: list[Any], count: int) -> Multiply:
         def multiply(weight: Any, tile: Any, write: Write) -> None:
@@ -130,9 +131,9 @@ class PairProduct:
 
         return multiply
 
-    def _many(self, copies: list[Any], count: Any) -> Multiply:
+    def _many(self, copies: list[Any], copied: list[Any], count: Any) -> Multiply:
         def multiply(weight: Any, tile: Any, write: Write) -> None:
-            self.product.rows_of_tile(self.target, [*copies, weight], tile, 0, count, write)
+            self.product.rows_of_tile(self.target, copies, copied, weight, tile, 0, count, write)
 
         return multiply
 

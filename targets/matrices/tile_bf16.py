@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets import tiles
-from llmc.targets.matrices.linear import Product, Reduce, Write, get, put, zeros
+from llmc.targets.matrices.linear import Many, Product, Reduce, Write, get, put, zeros
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.target import Target
 from llmc.targets.vector import bf16_halves, fma, lanes, registers, splat
@@ -40,7 +40,7 @@ def tile_product(target: Target, pairs: int) -> Product:
                 with T.If(T.ceildiv(here, tiles.ROWS) == groups), T.Then():
                     _multiply(target, pairs, x, weight, tile, start + first, here, groups, write)
 
-    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=_GROUP, many=(_LEAST, many))
+    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=_GROUP, many=Many(_LEAST, many))
 
 
 def _multiply(

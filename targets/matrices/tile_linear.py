@@ -11,8 +11,9 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE, BlockFormat
 from llmc.targets import tiles
 from llmc.targets.matrices.codes import Tile
-from llmc.targets.matrices.linear import Write
-from llmc.targets.matrices.panels import WORDS, Panel, Rows
+from llmc.targets.matrices.linear import Many, Share, Write
+from llmc.targets.matrices.panels import Panel, Rows
+from llmc.targets.matrices.tiled_left import TiledLeft
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, registers
 
@@ -21,17 +22,30 @@ _DOTS = 2  # at work at once, at least
 PANEL = 16  # chunks of a panel: measured
 
 
-def multiply(
-    target: Target, format: BlockFormat, columns: int, buffers: list[Any], tile: Any, start: Any, count: Any,
+def many(target: Target, format: BlockFormat, columns: int) -> Many:
+    """The products of many rows over so many columns."""
+    least = target.knobs.tile_rows
+
+    def copied(left: list[Any], start: Any, count: Any, share: Share) -> list[Any]:
+        to = TiledLeft(format, columns, target.knobs.row_block)
+        with T.If(count >= least), T.Then(), share(T.ceildiv(count, tiles.ROWS)) as group:
+            to.copy(left, start, count, group)
+        return [to]
+
+    return Many(least, partial(_multiply, target, format, columns), copied)
+
+
+def _multiply(
+    target: Target, format: BlockFormat, columns: int, operands: list[Any], tile: Any, start: Any, count: Any,
     write: Write,
 ) -> None:  # fmt: skip
-    """Rows `start` to `start + count` of `buffers` (codes, scales, sums or starts, weight) times a tile."""
-    *left, weight = buffers
+    """`count` rows, copied, times a tile; `write` counts from `start` on."""
+    left, weight = operands
     reader = Tile(target, format, weight, columns, tile, quick=False)
     reader.begin()
     panel = Panel(reader, [partial(_signed, reader)], PANEL)
-    rows = Rows(panel, left, start, count, target.knobs.row_block, over=tiles.ROWS)
-    groups = _Groups(rows)
+    rows = Rows(panel, [left.codes, left.scales, left.totals], start, count, target.knobs.row_block, over=tiles.ROWS)
+    groups = _Groups(rows, left)
     rows.through_panels(groups.add)
     tiles.release()
     rows.write(write)
@@ -49,23 +63,22 @@ def _signed(reader: Tile, word: Any) -> Any:
 class _Groups:
     """Whole groups of sixteen rows, and one of those that are over."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, rows: Rows, left: TiledLeft) -> None:
+        self.rows, self.left = rows, left
         self.whole, self.over = T.floordiv(rows.count, tiles.ROWS), T.floormod(rows.count, tiles.ROWS)
         tiles.configure(rows.step, T.Select(self.whole > 0, i32(tiles.ROWS), T.cast(self.over, "int32")))
 
     def add(self, first: Any, chunks: Any) -> None:
         """The products of `chunks` chunks from the first on, which the panel holds."""
         with T.serial(0, self.whole) as group:
-            self._add(first, chunks, group * tiles.ROWS, tiles.ROWS)
+            self._add(first, chunks, group, tiles.ROWS)
         with T.If(self.over > 0), T.Then():
             self._configure_between(self.over)
-            row = self.whole * tiles.ROWS
             with T.If(self.over > _FEW):
                 with T.Then():
-                    self._add(first, chunks, row, tiles.ROWS, self.rows.count - 1)
+                    self._add(first, chunks, self.whole, tiles.ROWS)
                 with T.Else():
-                    self._add(first, chunks, row, _FEW, self.rows.count - 1)
+                    self._add(first, chunks, self.whole, _FEW)
             self._configure_between(i32(tiles.ROWS))
 
     def _configure_between(self, rows: Any) -> None:
@@ -73,12 +86,11 @@ class _Groups:
         with T.If(self.whole > 0), T.Then():
             tiles.configure(self.rows.step, rows)
 
-    def _add(self, first: Any, chunks: Any, row: Any, rows: int, last: Any = None) -> None:
-        """Add the products of a group, of which rows behind the `last` are none."""
-        rows_of_left = [row + r if last is None else T.min(row + r, last) for r in range(rows)]
+    def _add(self, first: Any, chunks: Any, number: Any, rows: int) -> None:
+        """Add the products of so many rows of a group."""
         together = max(1, _DOTS // self.rows.steps)
-        group = _Group(self.rows, row, [self.rows.start + number for number in rows_of_left], first)
-        with self.rows.taken(row, rows) as acc:
+        group = _Group(self.rows, self.left, number, rows, first)
+        with self.rows.taken(number * tiles.ROWS, rows) as acc:
             if together == 1:
                 group.add(chunks, 1, acc)
                 return
@@ -89,11 +101,12 @@ class _Groups:
 
 
 class _Group:
-    """Rows of the left that are multiplied with the panel, whose first chunk is the `first`."""
+    """`count` rows of a group of the left that are multiplied with the panel, whose first chunk is the `first`."""
 
-    def __init__(self, rows: Rows, row: Any, left_rows: list[Any], first: Any) -> None:
-        self.rows, self.row, self.left_rows, self.first = rows, row, left_rows, first
-        self.dots = [registers((len(left_rows) * TILE,), "int32") for _ in range(max(rows.steps, _DOTS))]
+    def __init__(self, rows: Rows, left: TiledLeft, number: Any, count: int, first: Any) -> None:
+        self.rows, self.left, self.number, self.first = rows, left, number, first
+        self.left_rows = [(number, place) for place in range(count)]
+        self.dots = [registers((count * TILE,), "int32") for _ in range(max(rows.steps, _DOTS))]
 
     def add(self, turns: Any, together: int, acc: Any) -> None:
         """The products of so many turns of some chunks, from the first on.
@@ -126,10 +139,10 @@ class _Group:
             number, words = inside * rows.steps + step, step * rows.step // 4
             if store:
                 tiles.store(number, self.dots[number])
+            codes = self.left.codes_of(self.number, (self.first + at) * rows.steps + step)
             tiles.multiply(
-                number, rows.left[0], rows.start + self.row, (self.first + at) * WORDS + words, panel.words,
-                panel.place(at, words), panel.format.whole,
-            )  # fmt: skip
+                number, self.left.codes, codes, panel.words, panel.place(at, words), rows.step, panel.format.whole
+            )
 
     def _store(self, inside: int) -> None:
         for number in range(inside * self.rows.steps, (inside + 1) * self.rows.steps):
