@@ -18,7 +18,7 @@ from llmc.compiler.formats import GROUP, TILE
 from llmc.compiler.ops.quantized import after_linear
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
-from llmc.targets.matrices.linear import get, tile_bytes
+from llmc.targets.matrices.linear import RowsOfTile, get, tile_bytes
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
 from llmc.targets.rows.rounding import ROUNDINGS, Rounding, whole_groups
@@ -54,27 +54,30 @@ def activated_i8_linear(
         with T.serial(0, T.ceildiv(rows, size)) as block:
             start = block * size
             count = T.min(rows - start, size)
-            copied = product.copied(left, start, count, partial(parallel, target))
-            with parallel(target, width // GROUP, turn_bytes) as turn:
-                sums = registers((size * each * TILE,), "float32")
-                with T.serial(0, each) as number:
-                    part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
-                    apart = part * (width // TILE) + turn * _TILES + tile
-                    at = T.Select(rows <= _IN_ORDER, turn * each + number, apart)
 
-                    def write(found: Any, row: Any, rows: int, number: Any = number, start: Any = start) -> None:
-                        for r in range(rows):
-                            place = lanes(((row + r - start) * each + number) * TILE)
-                            T.buffer_store(sums, get(found, r), [place])
+            def turns(rows_of_tile: RowsOfTile, start: Any = start, count: Any = count) -> None:
+                with parallel(target, width // GROUP, turn_bytes) as turn:
+                    sums = registers((size * each * TILE,), "float32")
+                    with T.serial(0, each) as number:
+                        part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
+                        apart = part * (width // TILE) + turn * _TILES + tile
+                        at = T.Select(rows <= _IN_ORDER, turn * each + number, apart)
 
-                    product.rows_of_tile(target, left, copied, weight, at, start, count, write)
-                forget_registers(target)
-                with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
-                    with T.Then(), T.serial(0, each) as number:
-                        place = (row * activation.parts * (width // TILE) + turn * each + number) * TILE
-                        T.buffer_store(waiting, sums[lanes((row * each + number) * TILE)], [lanes(place)])
-                    with T.Else():
-                        finish(start + row, turn, sums, row * each, _TILES)
+                        def write(found: Any, row: Any, rows: int) -> None:
+                            for r in range(rows):
+                                place = lanes(((row + r - start) * each + number) * TILE)
+                                T.buffer_store(sums, get(found, r), [place])
+
+                        rows_of_tile(weight, at, write)
+                    forget_registers(target)
+                    with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
+                        with T.Then(), T.serial(0, each) as number:
+                            place = (row * activation.parts * (width // TILE) + turn * each + number) * TILE
+                            T.buffer_store(waiting, sums[lanes((row * each + number) * TILE)], [lanes(place)])
+                        with T.Else():
+                            finish(start + row, turn, sums, row * each, _TILES)
+
+            product.each_way(target, left, start, count, partial(parallel, target), turns)
         with T.If(rows <= _IN_ORDER), T.Then(), T.serial(0, rows) as row, T.serial(0, width // GROUP) as group:
             tiles = width // TILE
             finish(row, group, waiting, row * activation.parts * tiles + group * _TILES, tiles)

@@ -22,7 +22,7 @@ from llmc.compiler.formats import TILE, ceil_to
 from llmc.targets.arguments import arguments
 from llmc.targets.parallel import parallel
 from llmc.targets.target import Target
-from llmc.targets.vector import fma, lanes, registers, splat
+from llmc.targets.vector import fma, lanes, prefetch, registers, splat
 
 MORE_ROWS = 2  # that a group may have above the usual
 # Rows of a group whose sums are all that it keeps, and how many more it may have when there are few: measured.
@@ -69,6 +69,8 @@ def known_rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int |
 
 # write(sums, first row, rows): takes a tile's sums of these rows, one register each
 Write = Callable[[Any, Any, int], None]
+# rows_of_tile(weight, tile, write): some rows times a tile of the weight, each given to `write` once
+RowsOfTile = Callable[[Any, Any, Write], None]
 # emit(operands, tile, first row, how many, write): the same for many rows, however it goes through them
 Whole = Callable[[list[Any], Any, Any, Any, Write], None]
 # A loop whose turns may go to threads: share(turns) -> the number of the turn
@@ -101,30 +103,35 @@ class Product:
     usual: int | None = None
     many: Many | None = None
 
-    def copied(self, left: list[Any], start: Any, count: Any, share: Share) -> list[Any]:
-        """Left operands for rows `start` to `start + count` of every tile, copied if there are many of these."""
-        if self.many is None or self.many.copied is None:
-            return left
-        return self.many.copied(left, start, count, share)
+    def each_way(
+        self, target: Target, left: list[Any], start: Any, count: Any, share: Share, emit: Callable[[RowsOfTile], None]
+    ) -> None:
+        """`emit(rows_of_tile)` for rows `start` to `start + count`: once for few of them, and once for many, if that is
+        another way. How many there are decides which is run.
+        """
 
-    def rows_of_tile(
-        self, target: Target, left: list[Any], copied: list[Any], weight: Any, tile: Any, start: Any, count: Any,
-        write: Write,
-    ) -> None:  # fmt: skip
-        """Rows `start` to `start + count` of a tile of the weight, each given to `write` once."""
-        reduce = self.body([*left, weight])
+        def in_some_groups(weight: Any, tile: Any, write: Write) -> None:
+            reduce = self.body([*left, weight])
 
-        def group(row: Any, rows: int) -> None:
-            write(reduce(tile, start + row, rows), start + row, rows)
+            def group(row: Any, rows: int) -> None:
+                write(reduce(tile, start + row, rows), start + row, rows)
+
+            in_groups(target, count, group, self.more, self.usual)
 
         if self.many is None:
-            in_groups(target, count, group, self.more, self.usual)
+            emit(in_some_groups)
             return
         with T.If(count >= self.many.least):
             with T.Then():
-                self.many.whole([*copied, weight], tile, start, count, write)
+                operands = self.many.copied(left, start, count, share) if self.many.copied else left
+                whole = self.many.whole
+
+                def together(weight: Any, tile: Any, write: Write) -> None:
+                    whole([*operands, weight], tile, start, count, write)
+
+                emit(together)
             with T.Else():
-                in_groups(target, count, group, self.more, self.usual)
+                emit(in_some_groups)
 
 
 def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
@@ -137,14 +144,14 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
         size = target.knobs.row_block
         with T.serial(0, T.ceildiv(rows, size)) as block:
             start = block * size
-            count = T.min(rows - start, size)
-            copied = product.copied(left, start, count, partial(parallel, target))
-            with parallel(target, tiles, tile_bytes(weight)) as tile:
 
-                def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
-                    store(sums, out, tile, row, rows)
+            def by_tiles(rows_of_tile: RowsOfTile) -> None:
+                with parallel(target, tiles, tile_bytes(weight)) as tile:
+                    rows_of_tile(weight, tile, Results(out, tile))
 
-                product.rows_of_tile(target, left, copied, weight, tile, start, count, write)
+            product.each_way(
+                target, left, start, T.min(rows - start, size), partial(parallel, target), by_tiles
+            )
     return builder.get()
 
 
@@ -203,15 +210,24 @@ def _sizes(many: int, most: int, fewest: int) -> list[int]:
     return sorted(found)
 
 
-def store(acc: Any, out: Any, tile: Any, row: Any, rows: int) -> None:
-    """Write a tile's outputs of `rows` rows from `row` on, one register each, to out (M, N)."""
-    width = int(out.shape[1])
-    for r in range(rows):
-        if width % TILE == 0:
-            T.buffer_store(out, get(acc, r), [row + r, lanes(tile * TILE)])
-            continue
-        with T.serial(0, T.min(width - tile * TILE, TILE)) as lane:
-            T.buffer_store(out, acc[r * TILE + lane], [row + r, tile * TILE + lane])
+class Results:
+    """Takes a tile's sums of some rows, as a `Write` does, to out (M, N)."""
+
+    def __init__(self, out: Any, tile: Any) -> None:
+        self.out, self.tile, self.width = out, tile, int(out.shape[1])
+
+    def __call__(self, sums: Any, row: Any, rows: int) -> None:
+        """Write `rows` rows from `row` on, one register each."""
+        for r in range(rows):
+            if self.width % TILE == 0:
+                T.buffer_store(self.out, get(sums, r), [row + r, lanes(self.tile * TILE)])
+                continue
+            with T.serial(0, T.min(self.width - self.tile * TILE, TILE)) as lane:
+                T.buffer_store(self.out, sums[r * TILE + lane], [row + r, self.tile * TILE + lane])
+
+    def ask(self, row: Any) -> None:
+        """Ask for the line that the sums of a row go to, so that they need not wait for it."""
+        prefetch(self.out.access_ptr("r", offset=row * self.width + self.tile * TILE))
 
 
 def zeros(rows: int, dtype: str) -> Any:

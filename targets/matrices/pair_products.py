@@ -9,7 +9,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import SUM_BLOCK, block_format
-from llmc.targets.matrices.linear import Product, Write
+from llmc.targets.matrices.linear import Product, RowsOfTile, Write
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.matrices.reductions import PER_WORD
 from llmc.targets.rows.rows import columns
@@ -19,8 +19,8 @@ from llmc.targets.vector import lanes, registers
 PANEL = 64  # pairs that are copied at once, at most: they stay in the second-level cache
 FEW = 2  # pairs of an expert that are multiplied where they lie: to copy them takes longer
 
-# multiply(weight, tile, write): the pairs at hand times a tile; `write` takes sums, the first pair's number, how many
-Multiply = Callable[[Any, Any, Write], None]
+# The pairs at hand times a tile; `write` takes sums, the first pair's number, how many
+Multiply = RowsOfTile
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,14 @@ class PairProduct:
                 at = start + panel * self.panel
                 count = T.min(size[0] - panel * self.panel, self.panel)
                 self.left.copy(at, count, copies)
-                copied = self.product.copied(copies, 0, count, lambda turns: T.serial(0, turns))
-                then(self._many(copies, copied, count), at, count)
+                self.product.each_way(
+                    self.target, copies, 0, count, lambda turns: T.serial(0, turns),
+                    lambda multiply: then(multiply, at, count),
+                )  # fmt: skip
 
     def _few(self, picked: list[Any], count: int) -> Multiply:
         def multiply(weight: Any, tile: Any, write: Write) -> None:
             write(self.product.body([*picked, weight])(tile, 0, count), 0, count)
-
-        return multiply
-
-    def _many(self, copies: list[Any], copied: list[Any], count: Any) -> Multiply:
-        def multiply(weight: Any, tile: Any, write: Write) -> None:
-            self.product.rows_of_tile(self.target, copies, copied, weight, tile, 0, count, write)
 
         return multiply
 

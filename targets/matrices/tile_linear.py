@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE, BlockFormat
 from llmc.targets import tiles
 from llmc.targets.matrices.codes import Tile
-from llmc.targets.matrices.linear import Many, Share, Write
+from llmc.targets.matrices.linear import Many, Results, Share, Write
 from llmc.targets.matrices.panels import Panel, Rows
 from llmc.targets.matrices.tiled_left import TiledLeft
 from llmc.targets.target import Target
@@ -24,15 +24,14 @@ PANEL = 16  # chunks of a panel: measured
 
 def many(target: Target, format: BlockFormat, columns: int) -> Many:
     """The products of many rows over so many columns."""
-    least = target.knobs.tile_rows
 
     def copied(left: list[Any], start: Any, count: Any, share: Share) -> list[Any]:
         to = TiledLeft(format, columns, target.knobs.row_block)
-        with T.If(count >= least), T.Then(), share(T.ceildiv(count, tiles.ROWS)) as group:
+        with share(T.ceildiv(count, tiles.ROWS)) as group:
             to.copy(left, start, count, group)
         return [to]
 
-    return Many(least, partial(_multiply, target, format, columns), copied)
+    return Many(target.knobs.tile_rows, partial(_multiply, target, format, columns), copied)
 
 
 def _multiply(
@@ -45,8 +44,7 @@ def _multiply(
     reader.begin()
     panel = Panel(reader, [partial(_signed, reader)], PANEL)
     rows = Rows(panel, [left.codes, left.scales, left.totals], start, count, target.knobs.row_block, over=tiles.ROWS)
-    groups = _Groups(rows, left)
-    rows.through_panels(groups.add)
+    rows.through_panels(_Groups(rows, left, write).add)
     tiles.release()
     rows.write(write)
 
@@ -63,8 +61,8 @@ def _signed(reader: Tile, word: Any) -> Any:
 class _Groups:
     """Whole groups of sixteen rows, and one of those that are over."""
 
-    def __init__(self, rows: Rows, left: TiledLeft) -> None:
-        self.rows, self.left = rows, left
+    def __init__(self, rows: Rows, left: TiledLeft, write: Write) -> None:
+        self.rows, self.left, self.write = rows, left, write
         self.whole, self.over = T.floordiv(rows.count, tiles.ROWS), T.floormod(rows.count, tiles.ROWS)
         tiles.configure(rows.step, T.Select(self.whole > 0, i32(tiles.ROWS), T.cast(self.over, "int32")))
 
@@ -87,7 +85,12 @@ class _Groups:
             tiles.configure(self.rows.step, rows)
 
     def _add(self, first: Any, chunks: Any, number: Any, rows: int) -> None:
-        """Add the products of so many rows of a group."""
+        """Add the products of so many rows of a group; with the first of them, ask for where their sums will go."""
+        if isinstance(self.write, Results):
+            with T.If(first == 0), T.Then():
+                for place in range(rows):
+                    row = T.min(number * tiles.ROWS + place, self.rows.count - 1)
+                    self.write.ask(self.rows.start + row)
         together = max(1, _DOTS // self.rows.steps)
         group = _Group(self.rows, self.left, number, rows, first)
         with self.rows.taken(number * tiles.ROWS, rows) as acc:
