@@ -20,6 +20,7 @@ from llmc.targets.vector import (
     LANES,
     dot_bf16,
     dots_bf16,
+    even_bf16,
     exp_near,
     f32,
     held,
@@ -87,6 +88,11 @@ class Bf16Pages(Pages):
 
     def query(self, x: Any, row: Any, start: Any, queries: Any, vector: Any) -> None:
         """A head of x, from column `start` on, into queries[vector * W :] as it is multiplied with `key_unit`."""
+        if self.paired and self.size % LANES == 0:
+            with T.serial(0, self.size // LANES) as step:
+                words = T.reinterpret(even_bf16(x[row, lanes(start + step * LANES)]), dtype="float32x8")
+                T.buffer_store(queries, words, [T.ramp(vector * self.width + step * (LANES // 2), 1, LANES // 2)])
+            return
         with T.serial(0, self.size // 2) as pair:
             even, odd = (round_bf16(x[row, start + pair * 2 + half]) for half in range(2))
             self._put_pair(queries, vector, pair, even, odd)

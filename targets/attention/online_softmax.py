@@ -17,7 +17,6 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.kv_pages import PAGE
 from llmc.targets.attention.kv_bf16 import Bf16Pages
 from llmc.targets.attention.kv_pages import Pages
 from llmc.targets.attention.kv_plain import PlainPages
@@ -237,4 +236,3 @@ class Attending:
             weight = held(self.kv.rounded(T.Select(score > splat(f32(HIDDEN)), weight, zero)))
             to.put(to.get(vector, width) + weight, vector, width)
             self.kv.put_weights(weight, self.pages[i], self.group, self.scores, place)
-

@@ -93,7 +93,10 @@ class _Rows:
     def _is_few(self, run: Any, rows: Any) -> Any:
         """Whether so many rows of a sequence are better off one by one."""
         if self.wide.rows > 1:
-            return run * 3 <= self.wide.rows + 2
+            few = run * 3 <= self.wide.rows + 2
+            if not self.kv.tiles:
+                return few
+            return T.Or(run == 1, T.And(few, rows * self.shares < FEW_TASKS * run))
         return T.And(run == 1, rows * self.shares < FEW_TASKS)  # records of many rows would take much memory
 
     def _add_single(self, row: Any) -> None:

@@ -81,8 +81,8 @@ Share = Callable[[Any], AbstractContextManager[Any]]
 class Many:
     """From `least` rows on a block has something better than groups: `whole`.
 
-    `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; what it emits comes
-    before all tiles.
+    `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; what it emits
+    comes before all tiles.
     """
 
     least: int
@@ -149,9 +149,7 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
                 with parallel(target, tiles, tile_bytes(weight)) as tile:
                     rows_of_tile(weight, tile, Results(out, tile))
 
-            product.each_way(
-                target, left, start, T.min(rows - start, size), partial(parallel, target), by_tiles
-            )
+            product.each_way(target, left, start, T.min(rows - start, size), partial(parallel, target), by_tiles)
     return builder.get()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from llmc.compiler.ops import OPS
 
 LENGTHS = [(300, 3), (37, 9), (0, 1), (16, 1), (0, 30)]  # past and new rows: blocks, rows alone, ends in a pair
 SIZES = (7, 33, 64)
+TILE_FLAGS = {"amx_tile", "amx_int8", "amx_bf16"}
 PAIRED = [name for name in ("native", "avx512", "avx2", "portable") if name in DISTINCT]
 
 
@@ -76,9 +78,10 @@ def test_weights_that_need_no_rounding_give_what_they_should(size: int, variant:
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_the_bits_are_the_same_with_and_without_an_instruction_for_pairs(size: int) -> None:
+    """But for tiles, which add up in an order of their own."""
     case = _case(size)
-    fused = [name for name in PAIRED if VARIANTS[name].has("fma")]
-    first, *others = (result(case, VARIANTS[name], _like(case))[0] for name in fused)
+    without = [replace(VARIANTS[n], requires=tuple(set(VARIANTS[n].requires) - TILE_FLAGS)) for n in PAIRED]
+    first, *others = (result(case, target, _like(case))[0] for target in without if target.has("fma"))
     for other in others:
         np.testing.assert_array_equal(other, first)
 

@@ -22,6 +22,7 @@ from llmc.targets import target as targets
 from llmc.targets.matrices.tile_linear import PANEL
 
 sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import attention
 from expert_cases import experts
 from kernel_cases import BLOCK_FORMATS, FEW_FORMATS, Case, floats, linear_case, packed, result, run
 
@@ -151,6 +152,51 @@ def test_gated_experts_give_the_same_bits(counted: ctypes.CDLL | None) -> None:
     weights = [packed(rng, "q4", 3 * 64, 128) for _ in range(2)]
     attrs = {"format": "q4", "experts": 3, "width": 64, "activation": "silu"}
     same_bits(Case("i8_experts_gated_i8", [*left, ids, *weights], attrs, tuple(range(len(left) + 1))), counted)
+
+
+# Past and new rows: in blocks, alone, beyond a chunk of 256 tokens, with pages that end before they are full.
+LENGTHS = [(300, 3), (37, 29), (0, 1), (16, 1), (600, 1), (250, 45)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "size"),
+    # Halves of a tile's pairs of K; odd tiles of V; several groups of heads of one row; pairs of K in tiles of ten.
+    [(2, 1, 16), (6, 2, 48), (32, 1, 32), (8, 8, 80), (16, 2, 64)],
+)
+def test_attention_equals_its_meaning_and_a_row_has_the_same_bits_alone(
+    heads: int, groups: int, size: int, counted: ctypes.CDLL | None
+) -> None:
+    rng = np.random.default_rng([heads, size])
+    case = attention(rng, "bf16", lengths=LENGTHS, heads=heads, kv_heads=groups, head_dim=size, window=0)
+    before = counted.instructions_executed() if counted else 0
+    (together,) = run(case, TILED)
+    assert counted is None or counted.instructions_executed() > before, "no tile was used"
+    qkv, kv, seqs, slots, *rest = case.arrays
+    after = kv.copy()  # a row alone finds the K and V of those before it where they were written
+    OPS[case.op].meaning(qkv.copy(), after, seqs, slots, *rest, **case.attrs)
+    for row in (0, 2, 3, 17, 32, 33, 34, 35, len(qkv) - 1):
+        alone = replace(case, arrays=[qkv[row : row + 1], after, seqs[row : row + 1], slots[row : row + 1], *rest])
+        if not case.attrs["causal"] and slots[row] < slots[seqs == seqs[row]].max():
+            continue  # which sees those behind it, too
+        found = result(alone, TILED, (together[:1],))[0]
+        np.testing.assert_array_equal(found[0], together[row], err_msg=f"row {row}")
+
+
+def test_attention_with_sinks_and_by_distance_go_through_tiles(counted: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(5)
+    for op in ("attention_with_sinks", "attention_by_distance"):
+        case = attention(rng, "bf16", op, lengths=LENGTHS, heads=4, kv_heads=2, head_dim=32)
+        before = counted.instructions_executed() if counted else 0
+        run(case, TILED)
+        assert counted is None or counted.instructions_executed() > before, "no tile was used"
+
+
+def test_attention_of_heads_that_are_no_whole_tiles_goes_without(counted: ctypes.CDLL | None) -> None:
+    if counted is None:
+        pytest.skip("tiles of the machine are not counted")
+    before = counted.instructions_executed()
+    run(attention(np.random.default_rng(6), "bf16", heads=4, kv_heads=2, head_dim=20), TILED)
+    assert counted.instructions_executed() == before
 
 
 def test_few_rows_use_no_tile(counted: ctypes.CDLL | None) -> None:
