@@ -50,10 +50,10 @@ class _Sequences:
         return found
 
     def pool(self, rng: Rng, kind: str, groups: int, size: int) -> np.ndarray:
-        """Pages in which only past slots were written: the rest are any numbers, or codes with NaN as their scales."""
+        """Pages in which only past slots were written: the rest are NaN, or of float32 any numbers."""
         shape = (len(self.ids) + 2, *page_shape(kind, groups, size))
-        numbers = floats(rng, *shape)
-        kv = numbers if kind == "f32" else to_bf16(numbers) if kind == "bf16" else np.full(shape, 0xFF, np.uint8)
+        never = {"bf16": 0x7FC0, "q8": 0xFF, "q4": 0xFF}
+        kv = floats(rng, *shape) if kind == "f32" else np.full(shape, never[kind], KINDS[kind].dtype)
         for s, past in enumerate(self.past):
             for slot in range(past):
                 page = self.ids[self.indptr[s] + slot // 16]
