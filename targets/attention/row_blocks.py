@@ -96,6 +96,7 @@ class _Rows:
             few = run * 3 <= self.wide.rows + 2
             if not self.kv.tiles:
                 return few
+            # A block is hardly more work for tiles than a row, and reads the text once: but threads must have tasks.
             return T.Or(run == 1, T.And(few, rows * self.shares < FEW_TASKS * run))
         return T.And(run == 1, rows * self.shares < FEW_TASKS)  # records of many rows would take much memory
 
