@@ -104,34 +104,37 @@ class Product:
     many: Many | None = None
 
     def each_way(
-        self, target: Target, left: list[Any], start: Any, count: Any, share: Share, emit: Callable[[RowsOfTile], None]
-    ) -> None:
+        self, target: Target, left: list[Any], start: Any, count: Any, share: Share,
+        emit: Callable[[RowsOfTile], None], brought: Callable[[], list[Any]] | None = None,
+    ) -> None:  # fmt: skip
         """`emit(rows_of_tile)` for rows `start` to `start + count`: once for few of them, and once for many, if that is
         another way. How many there are decides which is run.
-        """
 
-        def in_some_groups(weight: Any, tile: Any, write: Write) -> None:
-            reduce = self.body([*left, weight])
+        `brought()` emits what makes of left operands, which lie somewhere, rows that can be multiplied; None: they can.
+        """
+        bring = brought or (lambda: left)
+
+        def in_some_groups(own: list[Any], weight: Any, tile: Any, write: Write) -> None:
+            reduce = self.body([*own, weight])
 
             def group(row: Any, rows: int) -> None:
                 write(reduce(tile, start + row, rows), start + row, rows)
 
             in_groups(target, count, group, self.more, self.usual)
 
+        def together(own: list[Any], weight: Any, tile: Any, write: Write) -> None:
+            assert self.many is not None
+            self.many.whole([*own, weight], tile, start, count, write)
+
         if self.many is None:
-            emit(in_some_groups)
+            emit(partial(in_some_groups, bring()))
             return
         with T.If(count >= self.many.least):
             with T.Then():
-                operands = self.many.copied(left, start, count, share) if self.many.copied else left
-                whole = self.many.whole
-
-                def together(weight: Any, tile: Any, write: Write) -> None:
-                    whole([*operands, weight], tile, start, count, write)
-
-                emit(together)
+                copied = self.many.copied
+                emit(partial(together, bring() if copied is None else copied(left, start, count, share)))
             with T.Else():
-                emit(in_some_groups)
+                emit(partial(in_some_groups, bring()))
 
 
 def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:

@@ -47,6 +47,12 @@ class Left:
             T.buffer_store(places, self.pairs.place(at + r), [r])
         return [_Picked(b, p, rows, places) for b, p in zip(self.buffers, self.parts, strict=True)]
 
+    def standing(self, at: Any) -> list[Any]:
+        """Operands whose rows are pairs from the `at`-th on, however many, where they lie."""
+        rows = _Looked(lambda pair: self.start + self.pairs.row(at + pair))
+        places = _Looked(lambda pair: self.pairs.place(at + pair))
+        return [_Picked(b, p, rows, places) for b, p in zip(self.buffers, self.parts, strict=True)]
+
     def copies(self, count: int) -> list[Any]:
         """Memory of this thread's for so many pairs."""
         return [
@@ -71,13 +77,23 @@ def _copy(buffer: Any, row: Any, first: Any, count: int, out: Any, to_row: Any, 
     )
 
 
+class _Looked:
+    """Numbers that are looked up when they are asked for."""
+
+    def __init__(self, number: Callable[[Any], Any]) -> None:
+        self.number = number
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.number(index)
+
+
 class _Picked:
     """A buffer whose row r is the part of pair r, as if a copy of it."""
 
     def __init__(self, buffer: Any, part: Part, rows: Any, places: Any) -> None:
         self.buffer, self.part, self.rows, self.places = buffer, part, rows, places
 
-    def __getitem__(self, index: tuple[int, Any]) -> Any:
+    def __getitem__(self, index: tuple[Any, Any]) -> Any:
         pair, column = index
         first = self.part.first - self.part.to
         return self.buffer[self.rows[pair], first + self.places[pair] * self.part.step + column]
@@ -118,13 +134,17 @@ class PairProduct:
                     with T.If(size[0] == count), T.Then():
                         then(self._few(self.left.picked(start, count), count), start, count)
             with T.Else(), T.serial(0, T.ceildiv(size[0], self.panel)) as panel:
-                copies = self.left.copies(self.panel)
                 at = start + panel * self.panel
                 count = T.min(size[0] - panel * self.panel, self.panel)
-                self.left.copy(at, count, copies)
+
+                def brought() -> list[Any]:
+                    copies = self.left.copies(self.panel)
+                    self.left.copy(at, count, copies)
+                    return copies
+
                 self.product.each_way(
-                    self.target, copies, 0, count, lambda turns: T.serial(0, turns),
-                    lambda multiply: then(multiply, at, count),
+                    self.target, self.left.standing(at), 0, count, lambda turns: T.serial(0, turns),
+                    lambda multiply: then(multiply, at, count), brought,
                 )  # fmt: skip
 
     def _few(self, picked: list[Any], count: int) -> Multiply:
