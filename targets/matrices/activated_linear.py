@@ -42,13 +42,17 @@ def activated_i8_linear(
         buffers = arguments([*product.dtypes, *rounding.dtypes], shapes)
         (*left, weight), quantized = buffers[: len(product.dtypes)], buffers[len(product.dtypes) :]
         rows, size = shapes[0][0], target.knobs.row_block
+        apart = size + 1  # registers of a tile's sums: with a power of two all tiles of a row would share a cache set
         turn_bytes = each * tile_bytes(weight)
         waiting = T.alloc_buffer((_IN_ORDER * activation.parts * width,), "float32")  # sums (rows, tiles, 16)
 
-        def finish(row: Any, group: Any, sums: Any, first: Any, step: Any) -> None:
-            """Write a group of columns of a row, whose parts' sums begin `step` tiles from one another."""
+        def finish(row: Any, group: Any, sums: Any, first: Any, step: Any, apart: int = 1) -> None:
+            """Write a group of columns of a row, whose tiles' sums are `apart` registers from one another.
+
+            Those of a part begin `step` registers behind those of the part before.
+            """
             parts = [first + part * step for part in range(activation.parts)]
-            numbers = [combine(*(sums[lanes((at + tile) * TILE)] for at in parts)) for tile in range(_TILES)]
+            numbers = [combine(*(sums[lanes((at + tile * apart) * TILE)] for at in parts)) for tile in range(_TILES)]
             rounding.group(numbers, row, group, quantized)
 
         with T.serial(0, T.ceildiv(rows, size)) as block:
@@ -57,15 +61,15 @@ def activated_i8_linear(
 
             def turns(rows_of_tile: RowsOfTile, start: Any = start, count: Any = count) -> None:
                 with parallel(target, width // GROUP, turn_bytes) as turn:
-                    sums = registers((size * each * TILE,), "float32")
+                    sums = registers((each * apart * TILE,), "float32")  # (tiles, rows, 16)
                     with T.serial(0, each) as number:
                         part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
-                        apart = part * (width // TILE) + turn * _TILES + tile
-                        at = T.Select(rows <= _IN_ORDER, turn * each + number, apart)
+                        own = part * (width // TILE) + turn * _TILES + tile
+                        at = T.Select(rows <= _IN_ORDER, turn * each + number, own)
 
                         def write(found: Any, row: Any, rows: int) -> None:
                             for r in range(rows):
-                                place = lanes(((row + r - start) * each + number) * TILE)
+                                place = lanes((number * apart + row + r - start) * TILE)
                                 T.buffer_store(sums, get(found, r), [place])
 
                         rows_of_tile(weight, at, write)
@@ -73,9 +77,9 @@ def activated_i8_linear(
                     with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
                         with T.Then(), T.serial(0, each) as number:
                             place = (row * activation.parts * (width // TILE) + turn * each + number) * TILE
-                            T.buffer_store(waiting, sums[lanes((row * each + number) * TILE)], [lanes(place)])
+                            T.buffer_store(waiting, sums[lanes((number * apart + row) * TILE)], [lanes(place)])
                         with T.Else():
-                            finish(start + row, turn, sums, row * each, _TILES)
+                            finish(start + row, turn, sums, row, _TILES * apart, apart)
 
             product.each_way(target, left, start, count, partial(parallel, target), turns)
         with T.If(rows <= _IN_ORDER), T.Then(), T.serial(0, rows) as row, T.serial(0, width // GROUP) as group:

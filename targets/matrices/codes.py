@@ -45,7 +45,7 @@ class Tile:
     columns: int  # of the matrix, padded to whole chunks
     tile: Any
     quick: bool  # its words are done with as fast as they come
-    asks: bool = True  # reading words asks for those ahead; else `ask_for` does
+    asks: bool = True  # reading words asks for those ahead; else others do
 
     @property
     def table(self) -> NDArray[np.uint8] | None:
@@ -229,18 +229,22 @@ class Tile:
 
     def _ask_ahead(self, index: Any) -> None:
         if self.asks:
-            ask_ahead(self.target, self.weight, self._place(index), self.quick)
+            ask_ahead(self.target, self.weight, self.tile_place + index, self.quick)
 
     def ask_for(self, chunk: Any) -> None:
         """Ask for a chunk's words, into the second-level cache; those behind the last are of the next tile."""
-        format = self.format
-        share = format.record_words * CHUNK // format.columns
-        first = self._place(format.head_words(self.columns) + chunk * share)
-        for word in range(0, share, TILE):
+        first = self.tile_place + self.place_of(chunk)
+        for word in range(0, self.place_of(1) - self.place_of(0), TILE):
             prefetch(self.weight.access_ptr("r", offset=first + word), far=True)
 
-    def _place(self, index: Any) -> Any:
-        return self.tile * int(self.weight.shape[1]) + index
+    @property
+    def tile_place(self) -> Any:
+        """Words of the matrix before the tile."""
+        return self.tile * int(self.weight.shape[1])
+
+    def place_of(self, chunk: Any) -> Any:
+        """Words of the tile before a chunk, if records had what they have of each chunk together."""
+        return self.format.head_words(self.columns) + chunk * (self.format.record_words * CHUNK // self.format.columns)
 
 
 def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:

@@ -74,7 +74,7 @@ def multiply(
 
     with imported(*functions(target, top)):
         rows.through_panels(add)
-    rows.write(write)
+    rows.write(write, 0, count)
 
 
 def _as_it_is(word: Any) -> Any:

@@ -134,10 +134,11 @@ class Rows:
                 self.panel.unpack(first + at, at)
             add(first, here)
 
-    def write(self, write: Write) -> None:
-        """Give all sums to `write`, a row at a time."""
+    def write(self, write: Write, first: Any, count: Any) -> None:
+        """Give the sums of `count` rows from the first on to `write`, one at a time."""
         row_scale = self.panel.reader.row_scale()
-        with T.serial(0, self.count) as row:
+        with T.serial(0, count) as number:
+            row = first + number
             acc = registers((TILE,), "float32")
             put(acc, 0, self.sums[lanes(row * TILE)])
             if row_scale is not None:

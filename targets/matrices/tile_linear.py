@@ -10,8 +10,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE, BlockFormat
 from llmc.targets import tiles
-from llmc.targets.matrices.codes import Tile
+from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import Many, Results, Share, Write
+from llmc.targets.matrices.next_panel import NextPanel
 from llmc.targets.matrices.panels import Panel, Rows
 from llmc.targets.matrices.tiled_left import TiledLeft
 from llmc.targets.target import Target
@@ -40,13 +41,13 @@ def _multiply(
 ) -> None:  # fmt: skip
     """`count` rows, copied, times a tile; `write` counts from `start` on."""
     left, weight = operands
-    reader = Tile(target, format, weight, columns, tile, quick=False)
-    reader.begin()
+    reader = Tile(target, format, weight, columns, tile, quick=False, asks=False)
     panel = Panel(reader, [partial(_signed, reader)], PANEL)
     rows = Rows(panel, [left.codes, left.scales, left.totals], start, count, target.knobs.row_block, over=tiles.ROWS)
-    rows.through_panels(_Groups(rows, left, write).add)
+    together = max(1, _DOTS // rows.steps)
+    ahead = NextPanel(panel, -(-target.knobs.row_block // tiles.ROWS), together)
+    rows.through_panels(_Groups(rows, left, ahead, write).add)
     tiles.release()
-    rows.write(write)
 
 
 def _signed(reader: Tile, word: Any) -> Any:
@@ -61,22 +62,23 @@ def _signed(reader: Tile, word: Any) -> Any:
 class _Groups:
     """Whole groups of sixteen rows, and one of those that are over."""
 
-    def __init__(self, rows: Rows, left: TiledLeft, write: Write) -> None:
-        self.rows, self.left, self.write = rows, left, write
+    def __init__(self, rows: Rows, left: TiledLeft, ahead: NextPanel, write: Write) -> None:
+        self.rows, self.left, self.ahead, self.write = rows, left, ahead, write
         self.whole, self.over = T.floordiv(rows.count, tiles.ROWS), T.floormod(rows.count, tiles.ROWS)
         tiles.configure(rows.step, T.Select(self.whole > 0, i32(tiles.ROWS), T.cast(self.over, "int32")))
 
     def add(self, first: Any, chunks: Any) -> None:
         """The products of `chunks` chunks from the first on, which the panel holds."""
+        self.ahead.begin(first + chunks, T.ceildiv(self.rows.count, tiles.ROWS), chunks)
         with T.serial(0, self.whole) as group:
-            self._add(first, chunks, group, tiles.ROWS)
+            self._add(first, chunks, group, tiles.ROWS, tiles.ROWS)
         with T.If(self.over > 0), T.Then():
             self._configure_between(self.over)
             with T.If(self.over > _FEW):
                 with T.Then():
-                    self._add(first, chunks, self.whole, tiles.ROWS)
+                    self._add(first, chunks, self.whole, tiles.ROWS, self.over)
                 with T.Else():
-                    self._add(first, chunks, self.whole, _FEW)
+                    self._add(first, chunks, self.whole, _FEW, self.over)
             self._configure_between(i32(tiles.ROWS))
 
     def _configure_between(self, rows: Any) -> None:
@@ -84,30 +86,38 @@ class _Groups:
         with T.If(self.whole > 0), T.Then():
             tiles.configure(self.rows.step, rows)
 
-    def _add(self, first: Any, chunks: Any, number: Any, rows: int) -> None:
-        """Add the products of so many rows of a group; with the first of them, ask for where their sums will go."""
+    def _add(self, first: Any, chunks: Any, number: Any, rows: int, count: Any) -> None:
+        """Add the products of `count` rows of a group, which has room for `rows`.
+
+        With the first of them, ask for where their sums will go; with the last, write these. They go to lines far
+        apart, and as many stores as a tile of outputs has rows keep the next ones waiting.
+        """
+        at = number * tiles.ROWS
         if isinstance(self.write, Results):
             with T.If(first == 0), T.Then():
                 for place in range(rows):
-                    row = T.min(number * tiles.ROWS + place, self.rows.count - 1)
-                    self.write.ask(self.rows.start + row)
-        together = max(1, _DOTS // self.rows.steps)
-        group = _Group(self.rows, self.left, number, rows, first)
-        with self.rows.taken(number * tiles.ROWS, rows) as acc:
+                    self.write.ask(self.rows.start + T.min(at + place, self.rows.count - 1))
+        group = _Group(self.rows, self.left, self.ahead, number, rows, first)
+        together = self.ahead.together
+        with self.rows.taken(at, rows) as acc:
             if together == 1:
                 group.add(chunks, 1, acc)
-                return
-            with T.If(chunks >= together), T.Then():
-                group.add(T.floordiv(chunks, together), together, acc)
-            with T.serial(0, T.floormod(chunks, together)) as over:
-                group.add_one(chunks - 1 - over, acc)
+            else:
+                with T.If(chunks >= together), T.Then():
+                    group.add(T.floordiv(chunks, together), together, acc)
+                with T.serial(0, T.floormod(chunks, together)) as over:
+                    group.add_one(chunks - 1 - over, acc)
+        with T.If(first + chunks == self.rows.panel.reader.columns // CHUNK), T.Then():
+            self.rows.write(self.write, at, count)
 
 
 class _Group:
     """`count` rows of a group of the left that are multiplied with the panel, whose first chunk is the `first`."""
 
-    def __init__(self, rows: Rows, left: TiledLeft, number: Any, count: int, first: Any) -> None:
-        self.rows, self.left, self.number, self.first = rows, left, number, first
+    def __init__(
+        self, rows: Rows, left: TiledLeft, ahead: NextPanel, number: Any, count: int, first: Any
+    ) -> None:  # fmt: skip
+        self.rows, self.left, self.ahead, self.number, self.first = rows, left, ahead, number, first
         self.left_rows = [(number, place) for place in range(count)]
         self.dots = [registers((count * TILE,), "int32") for _ in range(max(rows.steps, _DOTS))]
 
@@ -120,6 +130,7 @@ class _Group:
         for inside in range(together):
             self._begin(inside, inside, store=False)
         with T.serial(1, turns) as turn:
+            self.ahead.ask()
             for inside in range(together):
                 self._begin(turn * together + inside, inside, store=True)
             for inside in range(together):

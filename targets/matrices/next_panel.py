@@ -1,0 +1,48 @@
+"""Asking for the weights of a panel (panels.py) while rows are multiplied with the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from llmc.compiler.formats import TILE
+from llmc.targets.matrices.codes import CHUNK
+from llmc.targets.matrices.panels import Panel
+from llmc.targets.vector import i32, prefetch, registers
+
+
+class NextPanel:
+    """Lines of weights asked for a few at a time, with each turn of a group of rows through a panel.
+
+    All at once, as a panel is unpacked, they wait for one another: a core waits for 16 or so, and nothing else is done.
+    A turn takes `together` chunks. `groups`: how many groups of rows there mostly are.
+    """
+
+    def __init__(self, panel: Panel, groups: int, together: int) -> None:
+        self.reader, self.together = panel.reader, together
+        chunks = min(panel.chunks, self.reader.columns // CHUNK)
+        words = self.reader.place_of(chunks) - self.reader.place_of(0)
+        self.lines = -(-(panel.format.head_words(self.reader.columns) + words) // TILE)  # of the first, which has more
+        self.each = -(-self.lines // (groups * max(1, chunks // together - 1)))
+        self.next, self.more = registers((1,), "int64"), registers((1,), "int32")
+
+    def begin(self, chunk: Any, groups: Any, chunks: Any) -> None:
+        """So many groups of rows will go through `chunks` chunks; the next panel begins with `chunk`.
+
+        Behind the last chunk that is the next tile.
+        """
+        T.buffer_store(self.next, T.cast(self.reader.tile_place + self.reader.place_of(chunk), "int64"), [0])
+        turns = T.max(T.cast(groups, "int32") * (T.cast(T.floordiv(chunks, self.together), "int32") - 1), 1)
+        T.buffer_store(self.more, T.max(T.ceildiv(i32(self.lines), turns) - self.each, 0), [0])
+
+    def ask(self) -> None:
+        """Ask for a turn's share: as many lines as with so many groups as there mostly are, and more with fewer."""
+        for line in range(self.each):
+            self._ask(line)
+        with T.serial(0, self.more[0]) as line:
+            self._ask(self.each + line)
+        T.buffer_store(self.next, self.next[0] + T.cast(self.more[0] + self.each, "int64") * TILE, [0])
+
+    def _ask(self, line: Any) -> None:
+        prefetch(self.reader.weight.access_ptr("r", offset=self.next[0] + line * TILE), far=True)
