@@ -25,7 +25,7 @@ CANDIDATES: dict[str, tuple[int, ...]] = {
     "prefetch_far_bytes": (0, 2048, 3072, 4096, 6144, 7168, 8192, 16384),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
-    "tile_rows": (0, 4, 8, 10, 16, 24),
+    "tile_rows": (0, 4, 7, 8, 9, 10, 12, 16, 24),
     "panel_rows": (0, 6, 9, 12, 24),
 }
 
