@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact, pipeline
 from llmc.compiler.driver.compile_graph import is_graph, write_graph
-from llmc.compiler.driver.libraries import lowered, write_libraries
+from llmc.compiler.driver.contents import write_contents
+from llmc.compiler.driver.libraries import lowered
 from llmc.compiler.driver.request import Request, check_request, read_spec
 from llmc.compiler.driver.tuning.found import Found
-from llmc.compiler.driver.write import write_weights
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.meaning.convolution import KINDS as CONVOLVED
 from llmc.compiler.spec import ModelSpec, tensor_shapes
@@ -138,10 +138,10 @@ def write_artifact(
         lambda exact: planned_step(model.spec, plan.recipe, kv_dtype, request.layer_groups, exact, report),
     )  # fmt: skip
     with artifact.new_artifact(request.output) as folder:
-        weights = write_weights(folder, stored, plan.source, report)
-        variants = write_libraries(
-            folder, lambda target: lowered(steps[target], target, knobs), chosen, request.tvm_runtime, report
-        )
+        weights, variants = write_contents(
+            folder, stored, plan.source, lambda target: lowered(steps[target], target, knobs), chosen,
+            request.tvm_runtime, report,
+        )  # fmt: skip
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in steps[chosen[0]].functions)
         manifest = describe_model(

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler import artifact
-from llmc.compiler.driver.libraries import write_libraries
+from llmc.compiler.driver.contents import write_contents
 from llmc.compiler.driver.recipe import describe
 from llmc.compiler.driver.request import GRAPHS, Request
-from llmc.compiler.driver.write import write_weights
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 
@@ -42,11 +41,9 @@ def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found
     from llmc.targets.graphs import lower_graph
 
     with artifact.new_artifact(request.output) as folder:
-        weights = write_weights(folder, stored, None, report)
-        variants = write_libraries(
-            folder,
-            lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)),
-            chosen, request.tvm_runtime, report,
+        weights, variants = write_contents(
+            folder, stored, None, lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)), chosen,
+            request.tvm_runtime, report,
         )  # fmt: skip
         report("write", 0, 1)
         manifest = describe_graph(graph, recipe, stored, weights, variants)

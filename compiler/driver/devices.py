@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact
 from llmc.compiler.driver.compile import Progress, kv_kind, planned, steps_for, write_texts
-from llmc.compiler.driver.libraries import lowered, write_libraries
+from llmc.compiler.driver.contents import write_contents
+from llmc.compiler.driver.libraries import lowered
 from llmc.compiler.driver.manifest import describe_model
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.shares import ShareSources
 from llmc.compiler.driver.tuning.found import Found
-from llmc.compiler.driver.write import write_weights
 from llmc.compiler.spec.parts import part_sizes
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def write_devices(
                 ),
             )  # fmt: skip
             source = ShareSources(plan.source, shares)
-            weights = write_weights(folder, stored, source, report, f"weights.{part.rank}.safetensors")
-            variants = write_libraries(
-                folder, lambda target, steps=steps: lowered(steps[target], target, knobs),  # type: ignore[misc]
-                own, request.tvm_runtime, report, f".{part.rank}",
+            weights, variants = write_contents(
+                folder, stored, source,
+                lambda target, steps=steps: lowered(steps[target], target, knobs),  # type: ignore[misc]
+                own, request.tvm_runtime, report, f"weights.{part.rank}.safetensors", f".{part.rank}",
             )  # fmt: skip
             ranks.append(_describe(part, weights, variants))
             stored_by_any += stored
