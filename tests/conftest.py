@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,25 +94,40 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _LIBRARIES: dict[tuple[str, int], list[tuple[Any, Path]]] = {}  # of (target, hash): modules, and where their code is
 
 
-def _once(write: Callable[..., None], folder: Path, module: Any, target: Any, path: Path) -> None:
-    """`write`'s library for a module and a CPU; of a module equal to one that was seen, a copy of that one's."""
+def _made_once(library: Any, folder: Path) -> Any:
+    """`library`, in place of which a copy of another one's file is taken where the module and the CPU were equal."""
     from tvm_ffi import structural_equal, structural_hash
 
     from llmc.targets.target import Target
 
-    if not isinstance(target, Target):  # CUDA's has a compiler besides, and some tests another one
-        return write(module, target, path)
-    seen = _LIBRARIES.setdefault((str(target.llvm()), structural_hash(module)), [])
-    for other, library in seen:
-        if structural_equal(other, module):
-            shutil.copyfile(library, path)
-            path.chmod(library.stat().st_mode)
-            return None
-    write(module, target, path)
-    copy = folder / f"{sum(map(len, _LIBRARIES.values()))}.so"
-    shutil.copy(path, copy)
-    seen.append((module, copy))
-    return None
+    class MadeOnce(library):  # type: ignore[misc]
+        def __init__(self, module: Any, target: Any, path: Path, turns: Any) -> None:
+            self.target, self.path, self.module = target, path, module
+            # CUDA's has a compiler besides, and some tests another one
+            self.place = (str(target.llvm()), structural_hash(module)) if isinstance(target, Target) else None
+            seen = _LIBRARIES.get(self.place, []) if self.place is not None else []
+            self.copied = next((file for other, file in seen if structural_equal(other, module)), None)
+            if self.copied is None:
+                super().__init__(module, target, path, turns)
+            else:
+                self.reported, (self.said, said) = False, Pipe(duplex=False)
+                said.close()  # as one that has ended
+
+        def finish(self) -> None:
+            if self.copied is not None:
+                shutil.copy(self.copied, self.path)
+                return
+            super().finish()
+            if self.place is not None:
+                copy = folder / f"{sum(map(len, _LIBRARIES.values()))}.so"
+                shutil.copy(self.path, copy)
+                _LIBRARIES.setdefault(self.place, []).append((self.module, copy))
+
+        def stop(self) -> None:
+            if self.copied is None:
+                super().stop()
+
+    return MadeOnce
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,7 +135,7 @@ def _libraries_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Most of a small model's compile is machine code that another test has seen made."""
     libraries = sys.modules.get("llmc.compiler.driver.libraries")
     if libraries is not None:  # else no test here compiles
-        libraries.write_library = partial(_once, libraries.write_library, tmp_path_factory.mktemp("libraries"))
+        libraries.Library = _made_once(libraries.Library, tmp_path_factory.mktemp("libraries"))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +164,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code is made again: for tests that compare it."""
     from llmc.compiler.driver import libraries
 
-    monkeypatch.setattr(libraries, "write_library", libraries.write_library.args[0])
+    monkeypatch.setattr(libraries, "Library", libraries.Library.__base__)
 
 
 @pytest.fixture(scope="session")

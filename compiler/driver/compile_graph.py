@@ -42,8 +42,9 @@ def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found
 
     with artifact.new_artifact(request.output) as folder:
         weights, variants = write_contents(
-            folder, stored, None, lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)), chosen,
-            request.tvm_runtime, report,
+            folder, stored, lambda report: None,
+            lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)),
+            chosen, request.tvm_runtime, report,
         )  # fmt: skip
         report("write", 0, 1)
         manifest = describe_graph(graph, recipe, stored, weights, variants)

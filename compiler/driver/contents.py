@@ -1,15 +1,13 @@
-"""Writes what is large in an artifact, weights and libraries, at the same time where that is possible."""
+"""Writes what is large in an artifact: weights here, and libraries by processes that are at work meanwhile."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact
-from llmc.compiler.driver.libraries import Lower, write_libraries
+from llmc.compiler.driver.libraries import Libraries, Lower
 from llmc.compiler.driver.write import write_weights
 
 if TYPE_CHECKING:
@@ -17,35 +15,20 @@ if TYPE_CHECKING:
     from llmc.targets.target import AnyTarget
 
 Progress = Callable[[str, int, int], None]
+Prepare = Callable[[Progress], Any]  # what stored weights are computed from, once what that takes is done
 
 
 def write_contents(
-    folder: Path, stored: list[StoredWeight], source: Any, lower: Lower, targets: Sequence[AnyTarget],
+    folder: Path, stored: list[StoredWeight], prepare: Prepare, lower: Lower, targets: Sequence[AnyTarget],
     tvm_runtime: Path | None, report: Progress, name: str = artifact.WEIGHTS, of: str = "",
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
-    """What `write_weights` and `write_libraries` give; these have `of` at the ends of their names.
+    """What `write_weights` gives, and `Libraries`, whose files have `of` at the ends of their names."""
+    with Libraries(folder, lower, targets, report, of) as libraries:
+        libraries.begin()
 
-    Weights are packed by NumPy and machine code is made by LLVM, both without the interpreter lock for most of the
-    time. Code for several targets is made by forks, though, which must not come about beside threads: it comes second.
-    """
+        def report_both(stage: str, done: int, total: int) -> None:
+            report(stage, done, total)
+            libraries.look()
 
-    def write_code() -> list[dict[str, Any]]:
-        return write_libraries(folder, lower, targets, tvm_runtime, report, of)
-
-    if len(targets) > 1:
-        return write_weights(folder, stored, source, report, name), write_code()
-    stopped = threading.Event()
-
-    def report_weights(stage: str, done: int, total: int) -> None:
-        if stopped.is_set():
-            raise InterruptedError
-        report(stage, done, total)
-
-    with ThreadPoolExecutor(1, "weights") as pool:
-        weights = pool.submit(write_weights, folder, stored, source, report_weights, name)
-        try:
-            variants = write_code()
-        except BaseException:
-            stopped.set()  # nobody wants the rest
-            raise
-        return weights.result(), variants
+        weights = write_weights(folder, stored, prepare(report_both), report_both, name)
+        return weights, libraries.finish(tvm_runtime)

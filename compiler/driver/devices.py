@@ -45,9 +45,8 @@ def write_devices(
                     planned(part.module, names, plan.recipe, exact, report)
                 ),
             )  # fmt: skip
-            source = ShareSources(plan.source, shares)
             weights, variants = write_contents(
-                folder, stored, source,
+                folder, stored, lambda report, shares=shares: ShareSources(plan.source(report), shares),  # type: ignore[misc]
                 lambda target, steps=steps: lowered(steps[target], target, knobs),  # type: ignore[misc]
                 own, request.tvm_runtime, report, f"weights.{part.rank}.safetensors", f".{part.rank}",
             )  # fmt: skip
@@ -55,7 +54,7 @@ def write_devices(
             stored_by_any += stored
         functions = sorted(variable.name_hint for variable in steps[own[0]].functions)
         manifest = describe_model(
-            model, plan.recipe, bool(plan.source.factors), kv_dtype, stored_by_any, ranks[0]["weights"],
+            model, plan.recipe, plan.scaled, kv_dtype, stored_by_any, ranks[0]["weights"],
             ranks[0]["variants"], functions, part_sizes(model.spec, request.layer_groups),
         )  # fmt: skip
         manifest["devices"] = {"placement": str(placement), "ranks": ranks}

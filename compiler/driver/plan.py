@@ -1,4 +1,4 @@
-"""What to measure before weights are packed, and what follows from it: the recipe and the statistics."""
+"""The recipe, and what is measured before weights are packed by it."""
 
 from __future__ import annotations
 
@@ -27,45 +27,72 @@ CHECK_WINDOWS = 2  # of a calibration text
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a model is to be quantized; `original` is there when the result is compared with it."""
+class Reading:
+    """What weights are computed from; `original` is there when the result is compared with it."""
 
-    recipe: Recipe
     source: ModelSources
     original: Texts | Answers | None = None
+
+
+@dataclass
+class Plan:
+    """How a model is to be quantized, and what runs the unquantized one as far as that takes it, once it is needed."""
+
+    recipe: Recipe
+    read: Callable[[Progress], Reading]
+    reading: Reading | None = None
+
+    def source(self, report: Progress) -> ModelSources:
+        """What weights are computed from."""
+        self.reading = self.reading or self.read(report)
+        return self.reading.source
+
+    @property
+    def scaled(self) -> bool:
+        """Whether columns of weights were scaled."""
+        return self.reading is not None and bool(self.reading.source.factors)
 
     def measure(self, artifact: Path, chosen: Sequence[AnyTarget], report: Progress) -> Loss | None:
         """What the artifact loses; None when that was not asked for or cannot run here."""
         runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
-        if self.original is None or not runs_here:
+        if self.reading is None or self.reading.original is None or not runs_here:
             return None
         report("check", 0, 1)
-        loss = self.original.measure(artifact)
+        loss = self.reading.original.measure(artifact)
         report("check", 1, 1)
         return loss
 
 
 def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report: Progress) -> Plan:
-    """Read the recipe or find it; run the unquantized model as far as the request needs it to."""
+    """Read the recipe, or find it by running the unquantized model."""
     if model.spec.encoder is not None:
-        return _translator_plan(request, model, report)
-    budget = request.budget(weight_count(model.spec))
-    recipe = {} if budget else _given(request, model)
-    groups = scaled_groups(request, chosen, model, recipe) if request.equalize else []
-    if not request.measures and not groups:
-        return Plan(recipe, ModelSources(model))
-    from llmc.compiler.driver.original import runs_in_parts
+        return _translator_plan(request, model)
     from llmc.compiler.driver.texts import calibration_windows, sample_window
 
+    budget = request.budget(weight_count(model.spec))
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = (texts[:CHECK_WINDOWS] or [sample_window(model)]) if request.measures else []
-    if not texts and budget is None and runs_in_parts(model.spec):
-        return _read_in_parts(model, recipe, groups, windows, report)
-    return _read_whole(model, recipe, budget, groups, texts, windows, report)
+    if budget is not None:
+        groups = scaled_groups(request, chosen, model, {})
+        recipe, found = _read_whole(model, {}, budget, groups, texts, windows, report)
+        return Plan(recipe, lambda report: found)
+    recipe = _given(request, model)
+
+    def read(report: Progress) -> Reading:
+        from llmc.compiler.driver.original import runs_in_parts
+
+        groups = scaled_groups(request, chosen, model, recipe)
+        if not windows and not groups:
+            return Reading(ModelSources(model))
+        if not texts and runs_in_parts(model.spec):
+            return _read_in_parts(model, groups, windows, report)
+        return _read_whole(model, recipe, None, groups, texts, windows, report)[1]
+
+    return Plan(recipe, read)
 
 
-def _read_in_parts(model: Any, recipe: Recipe, groups: list[Group], windows: list[list[int]], report: Progress) -> Plan:
-    """The plan of a model whose formats are given, which reads all texts with one layer in memory."""
+def _read_in_parts(model: Any, groups: list[Group], windows: list[list[int]], report: Progress) -> Reading:
+    """Of a model whose formats are given: reads all texts with one layer in memory."""
     from llmc.compiler.driver.check import Texts
     from llmc.compiler.driver.equalize import common, factors, for_groups
     from llmc.compiler.driver.original import Original
@@ -76,14 +103,14 @@ def _read_in_parts(model: Any, recipe: Recipe, groups: list[Group], windows: lis
     squares = for_groups(common([each for _, each in read[len(windows) :]]), groups) if groups else {}
     source = ModelSources(model, squares=squares, factors=factors(model, groups, squares))
     expected = [logits for logits, _ in read[: len(windows)]]
-    return Plan(recipe, source, Texts(windows, expected) if windows else None)
+    return Reading(source, Texts(windows, expected) if windows else None)
 
 
 def _read_whole(
     model: Any, recipe: Recipe, budget: Budget | None, groups: list[Group], texts: list[list[int]],
     windows: list[list[int]], report: Progress,
-) -> Plan:  # fmt: skip
-    """The plan of a model that is in memory while it reads: for calibration, and where formats are to be found."""
+) -> tuple[Recipe, Reading]:  # fmt: skip
+    """Of a model that is in memory while it reads: for calibration, and where formats are to be found."""
     from llmc.compiler.driver.budget import choose_formats, weigh_formats
     from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
     from llmc.compiler.driver.check import Texts
@@ -101,14 +128,16 @@ def _read_whole(
         choices = weigh_formats(probe, source, trial, partial(report, "sensitivity"))
         recipe = choose_formats(probe, model, choices, budget)
     expected = [probe.run(ids)[0] for ids in windows]
-    return Plan(recipe, source, Texts(windows, expected, probe.hidden) if windows else None)
+    return recipe, Reading(source, Texts(windows, expected, probe.hidden) if windows else None)
 
 
 def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, recipe: Recipe) -> list[Group]:
-    """Columns that are worth scaling; without a recipe, whatever one may say.
+    """Columns that are worth scaling, where that was asked for; without a recipe, whatever one may say.
 
     Codes of more bits than compensation is for are off by little: where activations stay floats, none of it matters.
     """
+    if not request.equalize:
+        return []
     from llmc.compiler.driver.equalize import worth_scaling
     from llmc.frontends.graph.build import build
     from llmc.passes.quantize.equalize import groups
@@ -129,21 +158,24 @@ def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, rec
     return worth_scaling(groups(build(model.spec, "f32")), stays, rounded)
 
 
-def _translator_plan(request: Request, model: Any, report: Progress) -> Plan:
+def _translator_plan(request: Request, model: Any) -> Plan:
     """The plan of a model with an encoder: its formats are given, and what they cost is measured."""
     asked = {"--calib": request.calib, "--bpw": request.bpw, "--size": request.size}
     wrong = [name for name, value in asked.items() if value is not None]
     if wrong:
         raise LlmcError(f"{' and '.join(wrong)}: not for a model with an encoder; choose a format with --quant")
-    recipe, sources = _given(request, model), ModelSources(model)
-    if not request.measures:
-        return Plan(recipe, sources)
-    from llmc.compiler.driver.check import Answers
-    from llmc.compiler.driver.probe import Probe
-    from llmc.compiler.driver.texts import answer_lead, sample_sources
 
-    probe = Probe(model, partial(report, "original"))
-    return Plan(recipe, sources, Answers(probe, sample_sources(model), answer_lead(model)))
+    def read(report: Progress) -> Reading:
+        if not request.measures:
+            return Reading(ModelSources(model))
+        from llmc.compiler.driver.check import Answers
+        from llmc.compiler.driver.probe import Probe
+        from llmc.compiler.driver.texts import answer_lead, sample_sources
+
+        probe = Probe(model, partial(report, "original"))
+        return Reading(ModelSources(model), Answers(probe, sample_sources(model), answer_lead(model)))
+
+    return Plan(_given(request, model), read)
 
 
 def _given(request: Request, model: Any) -> Recipe:

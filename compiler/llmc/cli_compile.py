@@ -149,7 +149,10 @@ def compile_command(
     a graph, compiled as it is and run on arrays; with --spec, an ONNX file is only where the weights are.
     """
     need_compiler("compile")
-    from llmc.compiler.driver import compile_model
+    from llmc.runtime.loading.library import without_torch
+
+    with without_torch():
+        from llmc.compiler.driver import compile_model
 
     if revision is not None:
         from llmc.frontends.hub import with_revision

@@ -57,11 +57,14 @@ def tune(
     measured too. Then compile with --tuned DB.json.
     """
     need_compiler("tune")
-    from llmc.compiler.driver.request import Request
-    from llmc.compiler.driver.tuning.search import Budget
-    from llmc.compiler.driver.tuning.tune import tune_model
     from llmc.read_speed import last_level_cache_bytes
     from llmc.runtime.loading.cpu import default_threads
+    from llmc.runtime.loading.library import without_torch
+
+    with without_torch():
+        from llmc.compiler.driver.request import Request
+        from llmc.compiler.driver.tuning.search import Budget
+        from llmc.compiler.driver.tuning.tune import tune_model
 
     most = default_threads()
     for name in ("spec", "recipe"):

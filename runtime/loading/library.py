@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from pathlib import Path
@@ -104,17 +104,22 @@ def _most_threads() -> int:
 
 
 def import_ffi() -> Any:
-    """The module tvm_ffi, without torch: tvm_ffi imports it where it is installed, and that takes a second.
+    """The module tvm_ffi, without torch.
 
     Nor importlib.metadata, a third of what is left, by which it would look for its own library, which lies beside it;
     but another thread could be importing that right now. Its part that builds C++ is imported when somebody uses it.
     """
     if "tvm_ffi" not in sys.modules:
-        with _replaced("torch", None), _put_off("tvm_ffi.cpp"):
+        with without_torch(), _put_off("tvm_ffi.cpp"):
             if threading.active_count() == 1:
                 _import_undistributed()
             importlib.import_module("tvm_ffi")
     return sys.modules["tvm_ffi"]
+
+
+def without_torch() -> AbstractContextManager[None]:
+    """Whoever imports tvm_ffi, or tvm, does without torch: they import it where it is installed, which takes seconds."""
+    return _replaced("torch", None)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from llmc.compiler.driver.budget import choose_formats, weigh_formats
 from llmc.compiler.driver.calibrate import calibrate, mean_squares, squares_of
 from llmc.compiler.driver.compile import write_artifact
 from llmc.compiler.driver.equalize import COMPENSATED, common, factors
-from llmc.compiler.driver.plan import Plan, scaled_groups
+from llmc.compiler.driver.plan import Plan, Reading, scaled_groups
 from llmc.compiler.driver.probe import Probe
 from llmc.compiler.driver.recipe import Recipe, keep, uniform
 from llmc.compiler.driver.request import Request
@@ -89,14 +89,14 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
         return ModelSources(model, grams if taught else {}, squares, scaled)
 
     exact = uniform(model.spec, "f32")
-    yield Row("f32", Plan(exact, ModelSources(model)), "f32")
+    yield Row("f32", _plan(exact, ModelSources(model)), "f32")
     if set(keep(model).values()) != {"q8"}:
         for name, kv in (("kept", "bf16"), ("kept, kv q8", "q8"), ("kept, kv q4", "q4")):
-            yield Row(name, Plan(keep(model), source(keep(model))), kv)
+            yield Row(name, _plan(keep(model), source(keep(model))), kv)
     for taught, names in ((False, asked.formats), (True, asked.calibrated)):
         for name in names:
             recipe = uniform(model.spec, name)
-            yield Row(name, Plan(recipe, source(recipe, taught)), calibrated=taught)
+            yield Row(name, _plan(recipe, source(recipe, taught)), calibrated=taught)
     count = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
     for taught in (False, True) if asked.budgets else ():
         any_recipe, trial = source({}, taught), text[:1] if taught else [sample_window(model)]
@@ -105,7 +105,11 @@ def rows(model: Any, asked: argparse.Namespace) -> Iterator[Row]:
             budget = replace(Request("", Path()), bpw=bpw).budget(count)
             assert budget is not None
             recipe = choose_formats(probe, model, choices, budget)
-            yield Row(f"mixed {bpw:g}", Plan(recipe, any_recipe), calibrated=taught)
+            yield Row(f"mixed {bpw:g}", _plan(recipe, any_recipe), calibrated=taught)
+
+
+def _plan(recipe: Recipe, source: ModelSources) -> Plan:
+    return Plan(recipe, lambda report: Reading(source))
 
 
 def compile_rows(source: Path, folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 import llmc
 from llmc.compiler import artifact
-from llmc.compiler.driver import compile_model, contents
+from llmc.compiler.driver import compile_model, contents, libraries
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import OFFERED
 from llmc.compiler.spec import to_toml
@@ -85,9 +85,10 @@ def test_what_is_not_understood_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("part", ["write_libraries", "write_weights"])  # which are at work at the same time
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("part", [(libraries, "write_library"), (contents, "write_weights")])  # at the same time
 def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
-    part: str, tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: tuple[Any, str], tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = compile_model(tiny_llama(), tmp_path / "a.llmc").path
     before = (path / "manifest.json").read_bytes()
@@ -95,7 +96,7 @@ def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
     def fail(*args: object) -> None:
         raise LlmcError("no room")
 
-    monkeypatch.setattr(contents, part, fail)
+    monkeypatch.setattr(*part, fail)
     with pytest.raises(LlmcError, match="no room"):
         compile_model(tiny_llama(), path, quant="f32")
     assert (path / "manifest.json").read_bytes() == before
