@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.errors import SourceError
+from llmc.compiler.progress import Progress
 from llmc.compiler.spec.fields import clip
 from llmc.frontends.files.strict_json import read_json
 from llmc.frontends.hf import modelopt
@@ -21,7 +22,6 @@ from llmc.frontends.tokenizers.folder import FILES as TOKENIZER_FILES
 
 PREFIX = "hf:"
 MAIN = "main"
-Progress = Callable[[str, int, int], None]
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"hf:({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,254}}))?(?::(.+\.gguf))?")
 _SPLIT = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.compiler.errors import SourceError
+from llmc.compiler.progress import Progress
 from llmc.compiler.spec import ModelSpec
 from llmc.frontends.files.mapped_file import MappedFile
-from llmc.frontends.hub import Progress, fetch, is_hub
+from llmc.frontends.hub import fetch, is_hub
 from llmc.frontends.tensor import Tensor
 
 

@@ -7,6 +7,7 @@ check.py compares the result with the original, which original.py runs a layer a
 
 from __future__ import annotations
 
-from llmc.compiler.driver.compile import CompileResult, Progress, compile_model
+from llmc.compiler.driver.compile import CompileResult, compile_model
+from llmc.compiler.progress import Progress
 
 __all__ = ["CompileResult", "Progress", "compile_model"]

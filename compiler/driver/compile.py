@@ -16,6 +16,7 @@ from llmc.compiler.driver.request import Request, check_request, read_spec
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.meaning.convolution import KINDS as CONVOLVED
+from llmc.compiler.progress import Progress
 from llmc.compiler.spec import ModelSpec, tensor_shapes
 from llmc.compiler.spec.parts import part_sizes
 from llmc.targets.target import cpus
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from llmc.compiler.driver.check import Loss
     from llmc.compiler.driver.plan import Plan
     from llmc.compiler.evaluate import StoredWeight
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler import artifact
 from llmc.compiler.driver.libraries import Libraries, Lower
 from llmc.compiler.driver.write import write_weights
+from llmc.compiler.progress import Progress
 
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
     from llmc.targets.target import AnyTarget
 
-Progress = Callable[[str, int, int], None]
 Prepare = Callable[[Progress], Any]  # what stored weights are computed from, once what that takes is done
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, copy_runtime, find_runtime
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.progress import Progress
 from llmc.targets.cuda.target import CudaTarget
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from llmc.compiler.driver.tuning.found import Found
     from llmc.targets.target import AnyTarget
 
-Progress = Callable[[str, int, int], None]
 Lower = Callable[[Any], Any]  # target -> the module of kernels for a target
 LIBRARY = "library"  # the stage that progress names; of several variants it is followed by the variant's name
 
@@ -61,7 +61,7 @@ class Libraries:
             self._report(self._stage(target), 1, 2)
 
     def look(self, seconds: float | None = 0) -> None:
-        """Report what has ended, or ends within so many seconds (None: however long). Raises LlmcError for what failed."""
+        """Report what has ended, or ends within so many seconds (None: ever). Raises LlmcError for what failed."""
         working = {library.said: library for library in self._making if not library.reported}
         for said in wait(list(working), seconds):
             library = working[cast("Connection[Any, Any]", said)]

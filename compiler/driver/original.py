@@ -6,6 +6,7 @@ probe.py holds all of it, which calibration on long texts and the choice of form
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,17 +72,21 @@ class Original:
     def run(self, texts: list[list[int]]) -> list[tuple[F32, dict[str, F32]]]:
         """Of each text, logits (n, V) of every place; and, by weight, mean squares (K,) of what it is multiplied with.
 
-        A part's weights are in memory while all texts pass through it.
+        A part's weights are in memory while all texts pass through it, and those of the next are read.
         """
         use_all_cpus()
         readings = [self._begun(ids) for ids in texts]
-        for number, name in enumerate(self._names):
-            weights = self._weights(name)
-            for reading in readings:
-                found = self._functions[name](*reading.inputs(name), weights)
-                reading.take(found, self._matrices[name], len(self._names) - number == 1)
-            if self._progress:
-                self._progress(number + 1, len(self._names))
+        with ThreadPoolExecutor(1, "weights") as pool:
+            ahead = pool.submit(self._weights, self._names[0])
+            for number, name in enumerate(self._names, 1):
+                weights = ahead.result()
+                if number < len(self._names):
+                    ahead = pool.submit(self._weights, self._names[number])
+                for reading in readings:
+                    found = self._functions[name](*reading.inputs(name), weights)
+                    reading.take(found, self._matrices[name], number == len(self._names))
+                if self._progress:
+                    self._progress(number, len(self._names))
         return [(reading.x.numpy(), reading.squares) for reading in readings]
 
     def _begun(self, ids: list[int]) -> _Reading:

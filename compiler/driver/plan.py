@@ -14,6 +14,7 @@ from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.sources import COMPENSATED_BITS, ModelSources
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS, BlockFormat
+from llmc.compiler.progress import Progress
 from llmc.compiler.spec import weight_count
 from llmc.targets.target import AnyTarget, cpu_flags
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from llmc.compiler.driver.check import Answers, Loss, Texts
     from llmc.passes.quantize.equalize import Group
 
-Progress = Callable[[str, int, int], None]
 CHECK_WINDOWS = 2  # of a calibration text
 
 
@@ -73,7 +73,7 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     texts = [] if request.calib is None else calibration_windows(model, request.calib, request.seed)
     windows = (texts[:CHECK_WINDOWS] or [sample_window(model)]) if request.measures else []
     if budget is not None:
-        groups = scaled_groups(request, chosen, model, {})
+        groups = scaled_groups(request, chosen, model, {}) if request.equalize else []
         recipe, found = _read_whole(model, {}, budget, groups, texts, windows, report)
         return Plan(recipe, lambda report: found)
     recipe = _given(request, model)
@@ -81,7 +81,7 @@ def make_plan(request: Request, chosen: Sequence[AnyTarget], model: Any, report:
     def read(report: Progress) -> Reading:
         from llmc.compiler.driver.original import runs_in_parts
 
-        groups = scaled_groups(request, chosen, model, recipe)
+        groups = scaled_groups(request, chosen, model, recipe) if request.equalize else []
         if not windows and not groups:
             return Reading(ModelSources(model))
         if not texts and runs_in_parts(model.spec):
@@ -132,12 +132,10 @@ def _read_whole(
 
 
 def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, recipe: Recipe) -> list[Group]:
-    """Columns that are worth scaling, where that was asked for; without a recipe, whatever one may say.
+    """Columns that are worth scaling; without a recipe, whatever one may say.
 
     Codes of more bits than compensation is for are off by little: where activations stay floats, none of it matters.
     """
-    if not request.equalize:
-        return []
     from llmc.compiler.driver.equalize import worth_scaling
     from llmc.frontends.graph.build import build
     from llmc.passes.quantize.equalize import groups

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from llmc.compiler import artifact
+from llmc.compiler.progress import Progress
 
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
 
-Progress = Callable[[str, int, int], None]
+AHEAD_BYTES = 32 << 20  # of weights that are computed and not yet written, about
 PACKING_THREADS = 2  # packing is NumPy on large arrays, which runs without the interpreter lock
 
 
@@ -25,14 +27,18 @@ def write_weights(
     from threadpoolctl import threadpool_limits
 
     def arrays() -> Iterator[NDArray[Any]]:
-        """In order, computed a few ahead: memory holds `PACKING_THREADS` + 1 weights at most."""
+        """In order, computed a few ahead, so that no thread waits while a small one stands behind a large one."""
         # A BLAS of many threads would make the small products of compensation wait for one another, ten times as long.
         with threadpool_limits(1, "blas"), ThreadPoolExecutor(PACKING_THREADS) as pool:
-            ahead = [pool.submit(w.compute, source) for w in stored[:PACKING_THREADS]]
+            ahead: deque[Future[NDArray[Any]]] = deque()
             for number in range(len(stored)):
-                result = ahead.pop(0).result()
-                if number + PACKING_THREADS < len(stored):
-                    ahead.append(pool.submit(stored[number + PACKING_THREADS].compute, source))
-                yield result
+                while _has_room(stored[number : number + len(ahead)]) and number + len(ahead) < len(stored):
+                    ahead.append(pool.submit(stored[number + len(ahead)].compute, source))
+                yield ahead.popleft().result()
 
     return artifact.write_weights(folder / name, stored, arrays(), lambda done: report("weights", done, len(stored)))
+
+
+def _has_room(ahead: list[StoredWeight]) -> bool:
+    """Whether another weight may be computed, beside those that are not yet written."""
+    return len(ahead) < PACKING_THREADS or sum(weight.nbytes for weight in ahead) < AHEAD_BYTES

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.cuda.cudart import TO_DEVICE
-from llmc.runtime.cuda.device import Device, Progress, the_device
+from llmc.runtime.cuda.device import Device, the_device
 from llmc.runtime.cuda.padding import SPARE_PAGES
 from llmc.runtime.cuda.pages import DevicePages
 from llmc.runtime.cuda.staging import StagedMemory
@@ -21,6 +21,7 @@ from llmc.runtime.loading import library
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.bind import RESULTS, WITHOUT_CACHE
 from llmc.runtime.loading.device_manifest import DeviceManifest
+from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.runner import Step
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from llmc.runtime.cuda.cudart import TO_DEVICE, TO_HOST, Cudart, OutOfMemory, Pointer, free_with
 from llmc.runtime.loading import library
+from llmc.runtime.loading.integrity import Progress
 
 if TYPE_CHECKING:
     from llmc.runtime.cuda.launched import Launched
     from llmc.runtime.cuda.rows import Lent
 
-Progress = Callable[[str, int, int], None]
 
 _CHUNK_BYTES = 32 << 20  # of weights that are under way at once; two of them are pinned
 

@@ -118,7 +118,7 @@ def import_ffi() -> Any:
 
 
 def without_torch() -> AbstractContextManager[None]:
-    """Whoever imports tvm_ffi, or tvm, does without torch: they import it where it is installed, which takes seconds."""
+    """Whoever imports tvm_ffi or tvm does without torch, which these import where it is installed: seconds."""
     return _replaced("torch", None)
 
 

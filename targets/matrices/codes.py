@@ -234,7 +234,7 @@ class Tile:
     def ask_for(self, chunk: Any) -> None:
         """Ask for a chunk's words, into the second-level cache; those behind the last are of the next tile."""
         first = self.tile_place + self.place_of(chunk)
-        for word in range(0, self.place_of(1) - self.place_of(0), TILE):
+        for word in range(0, self.chunk_words, TILE):
             prefetch(self.weight.access_ptr("r", offset=first + word), far=True)
 
     @property
@@ -244,7 +244,12 @@ class Tile:
 
     def place_of(self, chunk: Any) -> Any:
         """Words of the tile before a chunk, if records had what they have of each chunk together."""
-        return self.format.head_words(self.columns) + chunk * (self.format.record_words * CHUNK // self.format.columns)
+        return self.format.head_words(self.columns) + chunk * self.chunk_words
+
+    @property
+    def chunk_words(self) -> int:
+        """Words of a chunk, likewise."""
+        return self.format.record_words * CHUNK // self.format.columns
 
 
 def _moved(plane: list[Any], register: int, at: int, bits: int, to: int) -> Any:

@@ -22,8 +22,7 @@ class NextPanel:
     def __init__(self, panel: Panel, groups: int, together: int) -> None:
         self.reader, self.together = panel.reader, together
         chunks = min(panel.chunks, self.reader.columns // CHUNK)
-        words = self.reader.place_of(chunks) - self.reader.place_of(0)
-        self.lines = -(-(panel.format.head_words(self.reader.columns) + words) // TILE)  # of the first, which has more
+        self.lines = -(-self.reader.place_of(chunks) // TILE)  # of the first, which has more
         self.each = -(-self.lines // (groups * max(1, chunks // together - 1)))
         self.next, self.more = registers((1,), "int64"), registers((1,), "int32")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -128,7 +129,7 @@ def first_token(system: System, settings: Settings) -> Samples:
 
 
 def compile_case(source: Path, output: Path, format: str) -> Samples:
-    """Compile, checks left out: seconds, and the most memory its process held, as a multiple of the source's size."""
+    """Compile, checks left out: seconds, and the most memory its processes held, as a multiple of the source's size."""
     command = [
         sys.executable, "-m", "llmc", "compile", str(source), "-o", str(output), "--quant", format, "--no-check",
     ]  # fmt: skip
@@ -136,8 +137,8 @@ def compile_case(source: Path, output: Path, format: str) -> Samples:
     start, peak = time.perf_counter(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
-            peak = max(peak, _peak_of(process.pid))
-            time.sleep(0.01)
+            peak = max(peak, _held_by(process.pid))
+            time.sleep(0.05)
         assert process.stderr is not None
         said = process.stderr.read()
     if process.returncode:
@@ -208,9 +209,13 @@ def _ask(system: System, number: int, rows: int, tokens: int, new: int) -> dict[
     return {"prompts": [fixed_prompt(1000 * number + row, tokens, system.vocab) for row in range(rows)], "new": new}
 
 
-def _peak_of(process: int) -> int:
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:  # it has just ended
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+def _held_by(process: int) -> int:
+    """Bytes that a process and its children hold now; of pages that several share, each has its part."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            number, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+            if process in (number, parent):
+                lines = (stat.parent / "smaps_rollup").read_text().splitlines()
+                total += next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return total

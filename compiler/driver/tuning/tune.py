@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from llmc.compiler.driver.tuning.machine import Machine, ThisMachine
 from llmc.compiler.driver.tuning.model_kernels import Kernel, model_calls, tunable
 from llmc.compiler.driver.tuning.search import Budget, Report, search
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.progress import Progress
 from llmc.targets.target import AnyTarget, Target, cpu_flags
 from llmc.targets.tuned import target_key
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
