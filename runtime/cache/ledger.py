@@ -28,6 +28,10 @@ class Ledger:
         """Pages that nobody holds."""
         return self.num_pages - self._unused + len(self._returned)
 
+    def reach(self, count: int) -> int:
+        """Pages up to the last that was ever handed out, once `count` more were taken."""
+        return self._unused + max(0, count - len(self._returned))
+
     def count(self, page: int) -> int:
         """Holders of `page`."""
         return self._counts[page]

@@ -8,7 +8,6 @@ holders. It is never written then: who is about to write gets a copy first.
 from __future__ import annotations
 
 import math
-import mmap
 import threading
 from array import array
 from collections import Counter
@@ -18,17 +17,16 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.runtime.cache.ledger import NO_PAGE, Ledger
-from llmc.runtime.errors import CacheFull, RequestError
+from llmc.runtime.cache.memory import LayerMemory
+from llmc.runtime.errors import CacheFull
 from llmc.runtime.loading.manifest import PAGE_TOKENS, KvGroup, KvLayout
 
 Tables = list["array[int]"]
 Make = Callable[[tuple[int, ...], "np.dtype[Any]"], Any]
 
 _DTYPES = {"f32": np.float32, "bf16": np.uint16, "q8": np.uint8, "q4": np.uint8}
-_MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
 
 
 class Holder(Protocol):
@@ -71,12 +69,12 @@ class Sequence:
 class PagePool:
     """Pages of all layers: `layers` arrays of shape (num_pages, *page_shape), and a ledger for each group of them.
 
-    Memory is taken from the system when a page is first written, so a large pool costs nothing until it is used.
-    Pages are handed out lowest first, which keeps what is touched small. Safe to use from several threads.
+    Memory is taken from the system when a page is first written (memory.py), so a large pool costs nothing until it is
+    used. Pages are handed out lowest first, which keeps what is touched small. Safe to use from several threads.
 
     reclaim: called when pages are short, with the number that should be free in each group, to free some that are kept
     in case they are wanted again. It runs under `lock`, which may be taken again by the same thread.
-    on_copy: told of each copy of a page, where other processes have layers of the same pages.
+    on_copy: told of each copy of a page, where other processes have layers of the same pages. on_use: of each `use`.
     make: gives the array of a layer of this shape and type, where pages are not in the host's memory; it is indexed by
     a place or an array of places.
     """
@@ -86,12 +84,17 @@ class PagePool:
         self.groups = layout.groups or (KvGroup(tuple(range(layout.layers))),)
         shape = (self.num_pages, *layout.page_shape)
         dtype = np.dtype(_DTYPES[layout.dtype])
-        self.layers: list[Any] = [(make or _zeros)(shape, dtype) for _ in range(layout.layers)]
+        self._page_bytes = math.prod(layout.page_shape) * dtype.itemsize
+        layers = range(layout.layers)
+        self._memory = [] if make else [LayerMemory(shape, dtype, layer / len(layers)) for layer in layers]
+        self.layers: list[Any] = [make(shape, dtype) for _ in layers] if make else [m.array for m in self._memory]
         self._windowed = any(group.window for group in self.groups)
         self.ledgers = [Ledger(self.num_pages) for _ in self.groups]
+        self._used = [0] * len(self.groups)
         self.lock = threading.RLock()
         self.reclaim: Callable[[SequenceOf[int]], None] | None = None
         self.on_copy: Callable[[int, int, int], None] | None = None
+        self.on_use: Callable[[int, int], None] | None = None
 
     @property
     def free_pages(self) -> int:
@@ -233,6 +236,18 @@ class PagePool:
                     f"the KV cache is full: {max(counts)} more pages of {PAGE_TOKENS} tokens wanted, "
                     f"{self.free_pages} of {self.num_pages} free; load with a larger cache_tokens"
                 )
+            for group, (ledger, count) in enumerate(zip(self.ledgers, counts, strict=True)):
+                self.use(group, ledger.reach(count))
+
+    def use(self, group: int, pages: int) -> None:
+        """Have the memory of the first `pages` pages of a group's layers for reading: they will have been used."""
+        if pages <= self._used[group]:
+            return
+        self._used[group] = pages
+        for layer in self.groups[group].layers if self._memory else ():
+            self._memory[layer].use(pages * self._page_bytes)
+        if self.on_use is not None:
+            self.on_use(group, pages)
 
     def check(self, holders: Iterable[Holder]) -> None:
         """Raise AssertionError unless pages have exactly these holders, and all other pages are free."""
@@ -344,15 +359,3 @@ def first_seen(window: int, slot: int) -> int:
     (0, 85, 0)
     """
     return max(0, slot - window + 1) if window else 0
-
-
-def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Zeros whose memory is taken when touched. A map starts on a memory page, so it is 64-byte aligned."""
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    except (OSError, OverflowError, ValueError) as error:
-        raise RequestError(
-            f"the system refuses {size} bytes for one layer of the KV cache; load with a smaller cache_tokens"
-        ) from error
-    return np.frombuffer(memory, dtype).reshape(shape)

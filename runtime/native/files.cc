@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -19,6 +20,8 @@ namespace llmc {
 namespace {
 
 constexpr size_t kBlockBytes = 1 << 20;
+constexpr size_t kLarge = 2 << 20;  // bytes of a large page
+constexpr int kCollapse = 25;       // MADV_COLLAPSE of Linux 6.1
 
 class Descriptor {
  public:
@@ -72,20 +75,30 @@ MappedFile::~MappedFile() {
   if (data_) munmap(data_, size_);
 }
 
-ZeroedMemory::ZeroedMemory(size_t bytes) : size_(bytes) {
-  data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data_ == MAP_FAILED) {
+ZeroedMemory::ZeroedMemory(size_t bytes, double place) : size_(bytes), least_(size_t(kLarge * (1 + place) / 2)) {
+  map_ = mmap(nullptr, bytes + kLarge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map_ == MAP_FAILED) {
     throw RequestError("the system refuses " + std::to_string(bytes) +
                        " bytes for one layer of the KV cache; open with fewer cache_tokens");
   }
+  data_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(map_) + kLarge - 1) / kLarge * kLarge);
 }
 
 ZeroedMemory::~ZeroedMemory() {
-  if (data_) munmap(data_, size_);
+  if (map_) munmap(map_, size_ + kLarge);
 }
 
-ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept : data_(other.data_), size_(other.size_) {
-  other.data_ = nullptr;
+ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept
+    : map_(other.map_), data_(other.data_), size_(other.size_), least_(other.least_), large_(other.large_) {
+  other.map_ = nullptr;
+}
+
+void ZeroedMemory::use(size_t bytes) {
+  size_t wanted = bytes < least_ ? 0 : std::min((bytes - least_) / kLarge + 1, size_ / kLarge);
+  for (; large_ < wanted; ++large_) {
+    madvise(data_ + large_ * kLarge, kLarge, MADV_HUGEPAGE);  // for one that nothing is in yet
+    madvise(data_ + large_ * kLarge, kLarge, kCollapse);      // a kernel without it leaves them as they are
+  }
 }
 
 std::string read_file(const std::string& path, size_t most) {

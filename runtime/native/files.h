@@ -27,10 +27,12 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Zeros whose memory is taken when touched, from a memory page on. Throws RequestError when the system refuses.
+// Zeros of one layer of the KV cache, from the start of a page of 2 MB on. Their memory is taken when touched, in pages
+// of 4 KB; see runtime/cache/memory.py for how these become large ones. Throws RequestError when the system refuses.
 class ZeroedMemory {
  public:
-  explicit ZeroedMemory(size_t bytes);
+  // `place`: that of the layer among all, from 0 to 1; pages become large when (1 + place) / 2 of them are in use.
+  ZeroedMemory(size_t bytes, double place);
   ~ZeroedMemory();
   ZeroedMemory(ZeroedMemory&& other) noexcept;
   ZeroedMemory(const ZeroedMemory&) = delete;
@@ -38,9 +40,13 @@ class ZeroedMemory {
 
   void* data() const { return data_; }
 
+  // The first `bytes` bytes will be used: see to large pages. What is over at the end stays in small ones.
+  void use(size_t bytes);
+
  private:
-  void* data_;
-  size_t size_;
+  void* map_;
+  char* data_;
+  size_t size_, least_, large_ = 0;  // bytes, bytes of a page that are in use before it is large, pages that are
 };
 
 // Content of a plain file of at most `most` bytes. Throws ArtifactError.

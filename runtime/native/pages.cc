@@ -9,7 +9,10 @@ PagePool::PagePool(const KvLayout& layout, int64_t tokens) : num_pages_(int64_t(
   if (num_pages_ > INT32_MAX || __builtin_mul_overflow(layout.page_bytes(), size_t(num_pages_), &bytes)) {
     throw RequestError("cache_tokens: " + std::to_string(tokens) + " tokens are more than any memory holds");
   }
-  for (int64_t layer = 0; layer < layout.layers; ++layer) layers_.emplace_back(bytes);
+  for (int64_t layer = 0; layer < layout.layers; ++layer) {
+    layers_.emplace_back(bytes, double(layer) / double(layout.layers));
+  }
+  page_bytes_ = layout.page_bytes();
 }
 
 void PagePool::grow(std::vector<int32_t>* pages, size_t count) {
@@ -29,6 +32,7 @@ void PagePool::grow(std::vector<int32_t>* pages, size_t count) {
       returned_.pop();
     }
   }
+  for (ZeroedMemory& layer : layers_) layer.use(size_t(unused_) * page_bytes_);
 }
 
 void PagePool::shrink(std::vector<int32_t>* pages, size_t count) {

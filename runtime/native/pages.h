@@ -31,6 +31,7 @@ class PagePool {
 
  private:
   int64_t num_pages_, unused_ = 0;  // pages from `unused_` on were never handed out
+  size_t page_bytes_ = 0;           // of a layer
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;
   std::vector<ZeroedMemory> layers_;
 };

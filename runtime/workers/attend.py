@@ -15,7 +15,7 @@ from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.device_manifest import DeviceManifest, for_devices, read_device_manifest
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.loading.weights import map_weights
-from llmc.runtime.workers.calls import CALL, COPY, END, Answers
+from llmc.runtime.workers.calls import CALL, COPY, END, USE, Answers
 from llmc.runtime.workers.member import complain
 from llmc.runtime.workers.team import Team
 from llmc.runtime.workers.world import launched, place
@@ -88,6 +88,9 @@ def _work(path: str | os.PathLike[str], threads: int | None) -> None:
     while (message := team.told()).kind != END:
         if message.kind == COPY:
             pool.copy(*message.numbers)
+            continue
+        if message.kind == USE:
+            pool.use(*message.numbers)
             continue
         assert message.kind == CALL, f"the front said {message.kind}"
         number, place = message.numbers

@@ -15,8 +15,9 @@ from llmc.runtime.loading.device_manifest import DeviceManifest
 Array = NDArray[Any]
 
 # Messages: CALL with its number, a function's place in the manifest, and index arrays;
-# COPY with a group of layers, a page and the page to copy it to; END. ANSWER with a call's number, and what it gave.
-CALL, COPY, END, ANSWER = range(4)
+# COPY with a group of layers, a page and the page to copy it to; USE with a group and how many of its first pages will
+# have been used; END. ANSWER with a call's number, and what it gave.
+CALL, COPY, USE, END, ANSWER = range(5)
 
 _ALIGN = 16  # int32 in 64 bytes, from multiples of which on kernels want their arrays
 _DTYPES = (np.dtype(np.int32), np.dtype(np.float32))  # of arrays in messages

@@ -13,7 +13,7 @@ from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.errors import RequestError, WorkerLost
 from llmc.runtime.loading.device_manifest import DeviceManifest
 from llmc.runtime.runner import Step
-from llmc.runtime.workers.calls import CALL, COPY, END, Answers
+from llmc.runtime.workers.calls import CALL, COPY, END, USE, Answers
 from llmc.runtime.workers.team import Team
 
 _MOST = 2**31 - 1  # numbers of calls begin again behind it
@@ -53,11 +53,11 @@ class Front:
     def leading(self, pool: PagePool, functions: dict[str, Step]) -> dict[str, Step]:
         """The functions, run by all workers: of these index arrays, with what the last stage gives.
 
-        From here on the others copy pages as the pool does.
+        From here on the others copy pages and use memory as the pool does.
 
         Where there are several stages, with what waits for that: the front has done its own part by then.
         """
-        pool.on_copy = self._copy
+        pool.on_copy, pool.on_use = self._copy, self._use
         answers = Answers(self._manifest)
         return {
             name: partial(self._call, place, functions[name], name, answers, self.stages > 1)
@@ -84,6 +84,10 @@ class Front:
     def _copy(self, group: int, old: int, new: int) -> None:
         if self._team is not None:
             self._team.tell(COPY, [group, old, new])
+
+    def _use(self, group: int, pages: int) -> None:
+        if self._team is not None:
+            self._team.tell(USE, [group, pages])
 
     def _call(
         self, place: int, function: Step, name: str, answers: Answers, later: bool, *arrays: NDArray[Any]
