@@ -142,7 +142,8 @@ def test_a_worker_that_cannot_load_says_why(two: Path, tmp_path: Path) -> None:
     weights[-1] ^= 1
     (bad / "weights.1.safetensors").write_bytes(weights)
     code, out, said = said_by("run", "--devices", str(bad), *SHORT)
-    assert code == 1 and nothing(out)
+    assert code == 1
+    assert nothing(out)
     assert said.startswith("llmc: worker 1 (device 1): ")
     assert "weights.1.safetensors: damaged" in said
     assert len(said.splitlines()) == 1
@@ -162,7 +163,8 @@ def test_an_error_in_a_step_is_told_and_ends_all(rank: int, two: Path, tmp_path:
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     code, out, said = said_by("run", "--devices", str(two), *SHORT, "--json", env={**os.environ, "PYTHONPATH": path})
-    assert code == 1 and nothing(out)
+    assert code == 1
+    assert nothing(out)
     assert said.startswith("llmc: the step failed: " if rank == 0 else "llmc: worker 1 (device 1): ")
     assert said.rstrip().endswith("no sum today")
     assert len(said.splitlines()) == 1
