@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import json
+import os
+import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +106,40 @@ def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
     assert (path / "manifest.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.llmc"]
     llmc.load(path).close()
+
+
+def _killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _said(*_: object) -> None:
+    raise LlmcError("nvcc refused the kernels:\nfor want of room")
+
+
+def _broken(*_: object) -> None:
+    raise ValueError("Traceback\nno such register")
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (_killed, r"cpu-[a-z0-9_]+: its code could not be made: its process was ended by signal 9"),
+        (_said, "nvcc refused the kernels:\nfor want of room"),
+        (_broken, r"cpu-[a-z0-9_]+: its code could not be made: no such register"),
+    ],
+)
+def test_what_became_of_the_code_is_told(
+    write: Callable[..., None], message: str, tiny_llama: Callable[..., Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(libraries, "write_library", write)
+    with pytest.raises(LlmcError) as error:
+        compile_model(tiny_llama(), tmp_path / "a.llmc")
+    assert re.fullmatch(message, str(error.value))
+    assert list(tmp_path.iterdir()) == []
+    with contextlib.suppress(ChildProcessError):  # there are no children
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # those of others are at work
 
 
 def test_something_that_is_no_artifact_is_not_overwritten(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:

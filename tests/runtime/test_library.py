@@ -32,6 +32,16 @@ def test_another_thread_always_finds_the_real_module() -> None:
     )
 
 
+def test_the_compiler_does_without_torch() -> None:
+    check(
+        "import sys; from llmc.runtime.loading.library import without_torch\n"
+        "with without_torch():\n"
+        "    from llmc.compiler.driver import compile_model\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch; assert torch.ones(1).item() == 1"
+    )
+
+
 def check(program: str) -> None:
     """It ends without an error."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
