@@ -1,9 +1,9 @@
 """Memory of the KV cache: the system gives it when it is touched, in pages of 4 KB, and joins them to some of 2 MB.
 
-Attention reads all keys and values of a text for each token, and through small pages a core is busy with addresses:
-through large ones, after 8,192 tokens, it took a third of the time. But a text of a few tokens would then take 2 MB in
-each layer, and every 2 MB one step would wait for as many large pages as there are layers. So memory begins in small
-ones, and those of a large one become that when more than half of it is in use, one layer after another.
+Attention reads all keys and values of a text for each token, and through small pages a core is busy with addresses as
+well (docs/engine.md says how long). But in large ones a text of a few tokens would take 2 MB of each layer, and every
+2 MB one step would wait for as many large pages as there are layers. So memory begins in small ones, and those of a
+large one become that when more than half of it is in use, one layer after another.
 """
 
 from __future__ import annotations
