@@ -45,6 +45,7 @@ def load(
     prefill: str = "chunked",
     drafts: int | None = None,
     draft_model: str | os.PathLike[str] | None = None,
+    copy_weights: bool = False,
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
@@ -55,7 +56,8 @@ def load(
     2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
     policy, preemption, most_running, keep_prefixes, prefill, drafts: as `Engine` takes them; drafts: by default 7, and
     none on a GPU, which begins a step before it is known what the one before it says. draft_model: the artifact of a
-    smaller model with the same tokenizer, which guesses tokens too.
+    smaller model with the same tokenizer, which guesses tokens too. copy_weights: on CPUs, read weights into memory of
+    this process, in pages of 2 MB, which may be faster than those that the system keeps of the file.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
@@ -68,6 +70,8 @@ def load(
         raise RequestError(f"verify: got {verify!r}, wanted auto or always")
     artifact = open_artifact(path, always_hash=verify == "always", progress=progress)
     manifest = artifact.manifest
+    if copy_weights and (isinstance(manifest, DeviceManifest) or artifact.variant.device is not None):
+        raise RequestError("copy_weights: for an artifact that one process runs on CPUs; a GPU has a copy anyway")
     workers = len(manifest.ranks) if isinstance(manifest, DeviceManifest) else 1
     threads = max(1, most // workers) if wanted is None else wanted
     if deterministic and manifest.invariance != "exact":
@@ -83,7 +87,7 @@ def load(
     give_back()  # reading a tokenizer takes much more memory than it keeps
     template = _template(artifact)
     tokens = None if cache_tokens is None else _bounded("cache_tokens", cache_tokens, 2**31 - 1)
-    weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    weights = map_weights(artifact.path(manifest.weights), manifest.order, copy_weights)
     front = _front(manifest)
 
     def tokens_in(memory: int) -> int:
@@ -110,7 +114,9 @@ def load(
         manifest, runner, tokenizer, template,
         policy=policy, preemption=preemption, most_running=most_running, keep_prefixes=keep_prefixes, prefill=prefill,
         front=front, drafts=most_drafts if guessed is None else guessed,
-        draft_model=None if draft is None else _draft_runner(draft, threads, pages.num_pages * PAGE_TOKENS, progress),
+        draft_model=None if draft is None else _draft_runner(
+            draft, threads, pages.num_pages * PAGE_TOKENS, copy_weights, progress
+        ),
     )  # fmt: skip
 
 
@@ -162,14 +168,16 @@ def _check_draft(draft: Artifact[Manifest], manifest: Manifest, tokenizer_json: 
         )
 
 
-def _draft_runner(draft: Artifact[Manifest], threads: int, tokens: int, progress: Progress | None) -> Runner:
+def _draft_runner(
+    draft: Artifact[Manifest], threads: int, tokens: int, copy_weights: bool, progress: Progress | None
+) -> Runner:
     """A runner of a draft model, with a cache for as many tokens as the model has that it guesses for."""
     own = draft.manifest
 
     def tokens_in(memory: int) -> int:
         return max(1, min(tokens, memory // own.kv.token_bytes))
 
-    weights = map_weights(draft.path(own.weights), own.order)
+    weights = map_weights(draft.path(own.weights), own.order, copy_weights)
     pages, functions = bind(draft, weights, threads, tokens_in, None, progress)
     return Runner(functions["step"], pages, own.vocab, own.context, _chunk(draft.variant))
 

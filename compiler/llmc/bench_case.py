@@ -49,8 +49,9 @@ def _read(case: dict[str, Any]) -> float:
 
 
 def measure(
-    artifact: str, threads: int, batch: int, prompt_tokens: int, new_tokens: int, repeats: int
-) -> dict[str, Any] | None:
+    artifact: str, threads: int, batch: int, prompt_tokens: int, new_tokens: int, repeats: int,
+    copy_weights: bool = False,
+) -> dict[str, Any] | None:  # fmt: skip
     """Return prefill and decode rates of every repeat, load time and peak memory of each worker, in bytes.
 
     None in a worker that is not the front. Prompts are fixed token ids, one different prompt per sequence; greedy; the
@@ -65,7 +66,7 @@ def measure(
         return None
     start = time.perf_counter()
     cache_tokens = batch * (prompt_tokens + new_tokens + 32)  # prompts that an encoder reads have pages of their own
-    model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens, drafts=0)
+    model = llmc.runtime.load(artifact, threads=threads, cache_tokens=cache_tokens, drafts=0, copy_weights=copy_weights)
     load_s = time.perf_counter() - start
     with model:
         vocab = model.manifest["vocab"]

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from llmc.console import json_option, print_json, print_table, progress_bars
-from llmc.options import devices_option, positive_list
+from llmc.options import copy_weights_option, devices_option, positive_list
 from llmc.runtime.workers.world import forget_mpirun, launched, rank_said
 
 # The least work that loads, and so hashes, all there is.
@@ -60,6 +60,7 @@ Examples:
     help="CPU threads, at most every core allowed (default: one, and every core allowed).",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@copy_weights_option
 @devices_option
 @json_option
 def bench(
@@ -69,6 +70,7 @@ def bench(
     batch: tuple[int, ...],
     threads: tuple[int, ...] | None,
     repeats: int,
+    copy_weights: bool,
     devices: bool,
     as_json: bool,
 ) -> None:
@@ -110,7 +112,7 @@ def bench(
             for sequences in batch:
                 progress("measuring", len(rows), total)
                 case = {"artifact": artifact, "threads": count, "batch": sequences, **sizes}
-                raw = worker({**case, "repeats": repeats, "devices": devices})
+                raw = worker({**case, "repeats": repeats, "copy_weights": copy_weights, "devices": devices})
                 rows.append(_row({**case, "repeats": repeats}, raw, step_bytes[sequences], read))
     if as_json:
         print_json(rows)

@@ -12,7 +12,7 @@ import click
 from llmc.cli_run import as_record, for_terminal
 from llmc.console import json_option, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import draft_model_option, drafts_option, for_devices, threads_option
+from llmc.options import copy_weights_option, draft_model_option, drafts_option, for_devices, threads_option
 
 Message = dict[str, str]
 
@@ -33,12 +33,13 @@ Examples:
 @threads_option
 @drafts_option
 @draft_model_option
+@copy_weights_option
 @json_option
 @decoding_options("n")
 @for_devices
 def chat(
-    artifact: str, system: str | None, threads: int | None, drafts: int | None, draft_model: str | None, as_json: bool,
-    **decoding: Any,
+    artifact: str, system: str | None, threads: int | None, drafts: int | None, draft_model: str | None,
+    copy_weights: bool, as_json: bool, **decoding: Any,
 ) -> None:  # fmt: skip
     """Talk with the model in NAME.llmc; it remembers what was said before.
 
@@ -51,7 +52,10 @@ def chat(
     import llmc.runtime
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, draft_model=draft_model, progress=progress)
+        model = llmc.runtime.load(
+            artifact, threads=threads, drafts=drafts, draft_model=draft_model, copy_weights=copy_weights,
+            progress=progress,
+        )  # fmt: skip
     with model:
         if not model.manifest.get("chat_template"):
             raise click.ClickException(

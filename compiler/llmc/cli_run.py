@@ -9,7 +9,7 @@ import click
 
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import draft_model_option, drafts_option, for_devices, threads_option
+from llmc.options import copy_weights_option, draft_model_option, drafts_option, for_devices, threads_option
 from llmc.run_graph import run_graph
 
 # What a terminal would obey if a model wrote it: control characters, less newline and tab.
@@ -82,6 +82,7 @@ Examples:
 @threads_option
 @drafts_option
 @draft_model_option
+@copy_weights_option
 @json_option
 @decoding_options()
 @for_devices
@@ -94,6 +95,7 @@ def run(
     threads: int | None,
     drafts: int | None,
     draft_model: str | None,
+    copy_weights: bool,
     as_json: bool,
     **decoding: Any,
 ) -> None:
@@ -115,7 +117,10 @@ def run(
     text = read_prompt(prompt)
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, draft_model=draft_model, progress=progress)
+        model = llmc.runtime.load(
+            artifact, threads=threads, drafts=drafts, draft_model=draft_model, copy_weights=copy_weights,
+            progress=progress,
+        )  # fmt: skip
     with model:
         if raw or not model.manifest.get("chat_template"):
             stream = model.stream(text, **options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llmc.console import json_option, print_json, progress_bars
-from llmc.options import draft_model_option, drafts_option, for_devices, read_text, threads_option
+from llmc.options import copy_weights_option, draft_model_option, drafts_option, for_devices, read_text, threads_option
 
 _NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
@@ -40,6 +40,7 @@ Examples:
 @threads_option
 @drafts_option
 @draft_model_option
+@copy_weights_option
 @json_option
 @for_devices
 def serve(
@@ -57,6 +58,7 @@ def serve(
     threads: int | None,
     drafts: int | None,
     draft_model: str | None,
+    copy_weights: bool,
     as_json: bool,
 ) -> None:
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.
@@ -86,6 +88,7 @@ def serve(
                 policy=policy,
                 drafts=drafts,
                 draft_model=draft_model,
+                copy_weights=copy_weights,
                 progress=progress,
             )
         with model:

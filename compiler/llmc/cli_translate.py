@@ -12,7 +12,7 @@ import click
 from llmc.cli_run import as_record, for_terminal, read_prompt
 from llmc.console import json_option, print_json, progress_bars
 from llmc.decoding_options import GroupedCommand, decoding_options, given
-from llmc.options import drafts_option, for_devices, read_text, threads_option
+from llmc.options import copy_weights_option, drafts_option, for_devices, read_text, threads_option
 
 
 @click.command(
@@ -33,12 +33,13 @@ Examples:
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model reads.")
 @threads_option
 @drafts_option
+@copy_weights_option
 @json_option
 @decoding_options("n", "Text without end")
 @for_devices
 def translate(
     artifact: str, texts: tuple[str, ...], source: str | None, target: str | None, lines: str | None, truncate: bool,
-    threads: int | None, drafts: int | None, as_json: bool, **decoding: Any,
+    threads: int | None, drafts: int | None, copy_weights: bool, as_json: bool, **decoding: Any,
 ) -> None:  # fmt: skip
     """Translate each TEXT with the model in NAME.llmc, and print a line for each.
 
@@ -51,7 +52,9 @@ def translate(
     import llmc.runtime
 
     with progress_bars() as progress:
-        model = llmc.runtime.load(artifact, threads=threads, drafts=drafts, progress=progress)
+        model = llmc.runtime.load(
+            artifact, threads=threads, drafts=drafts, copy_weights=copy_weights, progress=progress
+        )  # fmt: skip
     with model:
         said = [text for text in wanted if text.strip()]
         parts = model.translate_parts(said, source, target, truncate, **options) if said else iter(())

@@ -27,6 +27,12 @@ draft_model_option = click.option(
     help="A smaller model with the same tokenizer, which guesses tokens. It changes speed alone.",
 )
 
+copy_weights_option = click.option(
+    "--copy-weights",
+    is_flag=True,
+    help="Read weights into memory of its own, in large pages, in place of the file's: slower to start, often faster.",
+)
+
 devices_option = click.option(
     "--devices", is_flag=True, help="Start a worker for each device the artifact was compiled for (mpirun)."
 )

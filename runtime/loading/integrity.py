@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from llmc.runtime.errors import ArtifactError
+from llmc.runtime.errors import ArtifactError, RequestError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 _MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 _BLOCK_BYTES = 1 << 20
+_COPIED_AT_ONCE = 64 << 20  # bytes
 _REMEMBERED = 256  # identities kept; the oldest go first
 _SETTLED_NS = 50_000_000  # a younger change may share its time stamp with the next one
 
@@ -51,6 +52,44 @@ def map_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
     with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
         data.madvise(mmap.MADV_HUGEPAGE)
     return data
+
+
+def copy_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
+    """The whole file in memory of this process, in pages of 2 MB where the system has them; errors of `map_plain`.
+
+    RequestError where that is more memory than there is.
+    """
+    fd = open_plain(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size < least_bytes:
+            raise ArtifactError(f"{path}: cut short: {size} bytes")
+        if size > (available := _available_bytes()):
+            raise RequestError(f"copy_weights: {path} has {size} bytes, and {available} are available; load without")
+        data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
+            data.madvise(mmap.MADV_HUGEPAGE)
+        with memoryview(data) as whole:
+            at = 0
+            while at < size:
+                read = os.preadv(fd, [whole[at : at + _COPIED_AT_ONCE]], at)
+                if not read:
+                    raise ArtifactError(f"{path}: became shorter while it was read")
+                at += read
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    return data
+
+
+def _available_bytes() -> int:
+    """Memory that programs may still take, as the system guesses."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def file_sha256(path: Path) -> str:

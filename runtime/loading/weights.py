@@ -1,5 +1,7 @@
 """The weights of an artifact as tensors over the mapped file: nothing is read before a kernel touches it.
 
+Or over a copy in memory, for who asks for one: the file's own pages may be small ones, or in slow places.
+
 Format: https://github.com/huggingface/safetensors#format. Ours adds that every tensor starts at a multiple of
 64 bytes, filled up with tensors named "pad.N".
 """
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
-from llmc.runtime.loading.integrity import map_plain
+from llmc.runtime.loading.integrity import copy_plain, map_plain
 
 ALIGN = 64  # bytes; kernels use aligned vector loads
 _MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows
@@ -42,13 +44,13 @@ _ENTRY = schema.record(
 )
 
 
-def map_weights(path: Path, order: tuple[str, ...]) -> list[NDArray[Any]]:
-    """The tensors named in `order`, as arrays over a private map of the file.
+def map_weights(path: Path, order: tuple[str, ...], copied: bool = False) -> list[NDArray[Any]]:
+    """The tensors named in `order`, as arrays over a private map of the file, or over a copy of it in memory.
 
     Raises ArtifactError when the header is not sound or the file holds other tensors. Arrays count as writable because
     DLPack has no read-only tensors; a write would stay in this process.
     """
-    data = map_plain(path, least_bytes=8)
+    data = (copy_plain if copied else map_plain)(path, least_bytes=8)
     header, start = _read_header(path, data)
     problem = _unsound(header, start, len(data)) or _other_names(header, order)
     if problem:

@@ -61,6 +61,16 @@ def test_the_command_takes_one(artifacts: dict[str, str]) -> None:
     assert json.loads(alone.output)["ids"] == json.loads(drafted.output)["ids"]
 
 
+def test_copied_weights_say_the_same(artifacts: dict[str, str]) -> None:
+    arguments = ["run", artifacts["model"], "--raw", "a b c", "--max-tokens", "9", "--ignore-eos", "--json"]
+    mapped, copied, both = (
+        CliRunner().invoke(cli, [*arguments, *more])
+        for more in ([], ["--copy-weights"], ["--copy-weights", "--draft-model", artifacts["small"]])
+    )
+    assert mapped.exit_code == copied.exit_code == both.exit_code == 0
+    assert json.loads(mapped.stdout)["ids"] == json.loads(copied.stdout)["ids"] == json.loads(both.stdout)["ids"]
+
+
 @pytest.mark.parametrize(
     ("model", "draft", "more", "message"),
     [

@@ -171,6 +171,15 @@ def test_an_error_in_a_step_is_told_and_ends_all(rank: int, two: Path, tmp_path:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("nothing_left")
+def test_weights_are_not_copied_by_several(two: Path) -> None:
+    code, out, said = said_by("run", "--devices", str(two), *SHORT, "--copy-weights")
+    assert code == 1
+    assert nothing(out)
+    assert said == "llmc: copy_weights: for an artifact that one process runs on CPUs; a GPU has a copy anyway\n"
+
+
+@pytest.mark.mpi
 def test_commands_run_on_devices(two: Path, one: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 8)

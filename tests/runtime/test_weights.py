@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.errors import ArtifactError
+from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.loading import integrity
 from llmc.runtime.loading.weights import map_weights
 
 ORDER = ("table", "odd", "codes")
@@ -30,10 +31,11 @@ def path(fake_artifact: Path) -> Path:
     return fake_artifact / "weights.safetensors"
 
 
-def test_tensors_come_in_order_aligned_and_equal_to_the_library_s(path: Path) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_tensors_come_in_order_aligned_and_equal_to_the_library_s(path: Path, copied: bool) -> None:
     from safetensors.numpy import load_file
 
-    arrays = map_weights(path, ORDER)
+    arrays = map_weights(path, ORDER, copied)
     wanted = load_file(path)
     for name, array in zip(ORDER, arrays, strict=True):
         assert array.ctypes.data % 64 == 0
@@ -42,6 +44,18 @@ def test_tensors_come_in_order_aligned_and_equal_to_the_library_s(path: Path) ->
     before = path.read_bytes()
     arrays[0][:] = 0  # a private map: the file stays
     assert path.read_bytes() == before
+
+
+def test_a_copy_is_not_the_file_s(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, mapped = map_weights(path, ORDER, copied=True), map_weights(path, ORDER)
+    before = arrays[0].copy()
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    np.testing.assert_array_equal(arrays[0], before)
+    assert not np.array_equal(mapped[0], before)
+    monkeypatch.setattr(integrity, "_available_bytes", lambda: 1000)
+    with pytest.raises(RequestError, match="copy_weights: .* bytes, and 1000 are available"):
+        map_weights(path, ORDER, copied=True)
 
 
 @pytest.mark.parametrize(
