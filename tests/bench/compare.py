@@ -182,7 +182,7 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
     A format in capitals is that of a peer's GGUF file, whose weights llmc keeps: its loss is what the int8 activations
     make of them.
     """
-    systems = []
+    systems, copied = [], ("--copy-weights",) if options.copy_weights else ()
     for format in options.formats:
         name, path = f"{OURS} {format}", WORK / f"compare-{model}-{format}.llmc"
         if not _wanted(name, options.systems):
@@ -205,7 +205,7 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
             continue
         bench.console.print(f"{model}, {name} is ready")
         bench.add(model, 0, name, _sizes(path, model))
-        systems.append(cases.System(name, sys.executable, str(HERE / "llmc_case.py"), str(path), VOCAB))
+        systems.append(cases.System(name, sys.executable, str(HERE / "llmc_case.py"), str(path), VOCAB, copied))
     return systems
 
 
@@ -286,7 +286,10 @@ USUAL = ["smollm2", "1.1b"]  # what a run without --models measures; of more, 4 
 WEIGHTS = {"smollm2": (134_515_008, 0), "1.1b": TINYLLAMA.weights(), "lfm2": LFM2.weights(), "moe": QWEN3_MOE.weights()}
 EXPERTS_READ = {"moe": QWEN3_MOE.used / QWEN3_MOE.experts}  # of all
 EMBEDDING_BITS = {"openvino": 8, "onnxruntime": 32, "ctranslate2": 8}  # what the exporters make of such an embedding
-_RECORDED = ("models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep")
+_RECORDED = (
+    "models", "formats", "systems", "threads", "cases", "rounds", "repeats", "new_tokens", "cpu_time", "keep",
+    "copy_weights",
+)  # fmt: skip
 
 
 def _options() -> argparse.Namespace:
@@ -314,6 +317,7 @@ def _options() -> argparse.Namespace:
     add("--quick", action="store_true", help="one round, one repeat, 32 new tokens, fewer systems, no loss")
     add("--keep", action="store_true", help="use artifacts that are there, whatever compiled them")
     add("--cpu-time", action="store_true", help="seconds of the CPU, for one thread on a machine with other work")
+    add("--copy-weights", action="store_true", help="llmc has its weights in memory of its own")
     add("--json", type=Path, help="write every sample there, as they come")
     add("--plot", type=Path, help="write a PNG there; needs matplotlib")
     add("--from", dest="from_files", type=words, default=[], help="samples of earlier runs, which are added")

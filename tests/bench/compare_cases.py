@@ -38,6 +38,7 @@ class System:
     script: str
     model: str
     vocab: int
+    options: tuple[str, ...] = ()
 
 
 class CaseError(Exception):
@@ -102,7 +103,7 @@ def neighbour(system: System, settings: Settings) -> Samples:
 def first_token(system: System, settings: Settings) -> Samples:
     """Seconds from starting the process to its first output: of llmc a text for a text, of peers ids for ids."""
     request = None
-    command = [system.python, system.script]
+    command = [system.python, system.script, *system.options]
     if system.script.endswith("llmc_case.py"):
         command = [
             system.python, "-m", "llmc", "run", system.model, "Hello", "--raw", "--max-tokens", "2", "--ignore-eos",

@@ -1,8 +1,9 @@
-"""llmc as one of the systems that compare.py measures; the request is in peer_case.py."""
+"""llmc as one of the systems that compare.py measures; the request is in peer_case.py. It may take --copy-weights."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 
 from peer_case import Answer, Prompts, serve
@@ -13,7 +14,9 @@ from llmc.runtime import Options
 
 def open_model(path: str, threads: int, rows: int, tokens: int) -> Answer:
     """The artifact, and room for `rows` sequences."""
-    model = llmc.runtime.load(path, threads=threads, cache_tokens=rows * (tokens + 32), drafts=0)
+    model = llmc.runtime.load(
+        path, threads=threads, cache_tokens=rows * (tokens + 32), drafts=0, copy_weights="--copy-weights" in sys.argv
+    )
 
     def answer(prompts: Prompts, new: int, clock: Callable[[], float]) -> list[float]:
         options = Options(max_tokens=new, ignore_eos=True)
