@@ -10,7 +10,6 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import BoundedSemaphore as new_turns
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -24,7 +23,6 @@ from llmc.targets.cuda.target import CudaTarget
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import BoundedSemaphore
 
     from llmc.compiler.driver.tuning.found import Found
     from llmc.targets.target import AnyTarget
@@ -45,6 +43,7 @@ class Libraries:
     ) -> None:  # fmt: skip
         self._folder, self._lower, self._targets, self._report, self._of = folder, lower, targets, report, of
         self._making: list[Library] = []
+        self._turns = Turns(_processes())
 
     def __enter__(self) -> Libraries:
         return self
@@ -52,12 +51,12 @@ class Libraries:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for library in self._making:
             library.stop()
+        self._turns.close()
 
     def begin(self) -> None:
         """Lower for every target, and begin to make the code of those that get a library: see `_distinct`."""
-        turns = new_turns(_processes())
         for target, module in _distinct(self._lower, self._targets):
-            self._making.append(Library(module, target, self._folder / _file(target, self._of), turns))
+            self._making.append(Library(module, target, self._folder / _file(target, self._of), self._turns))
             self._report(self._stage(target), 1, 2)
 
     def look(self, seconds: float | None = 0) -> None:
@@ -114,10 +113,29 @@ def _processes() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Turns:
+    """So many processes at a time, by a pipe with a byte for each: a semaphore wants shared memory, which may lack."""
+
+    def __init__(self, count: int) -> None:
+        self._ends = os.pipe()
+        os.write(self._ends[1], bytes(count))
+
+    def __enter__(self) -> None:
+        os.read(self._ends[0], 1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.write(self._ends[1], bytes(1))
+
+    def close(self) -> None:
+        """Nobody waits for a turn any more."""
+        for end in self._ends:
+            os.close(end)
+
+
 class Library:
     """A copy of this process that writes one library, once it is its turn."""
 
-    def __init__(self, module: Any, target: AnyTarget, path: Path, turns: BoundedSemaphore) -> None:
+    def __init__(self, module: Any, target: AnyTarget, path: Path, turns: Turns) -> None:
         self.target, self.reported = target, False
         self.said, said = Pipe(duplex=False)
         # A fork: a module cannot be handed to a new process (this TVM's save_json crashes). Nothing that another
@@ -158,9 +176,7 @@ def _ending(code: int) -> str:
     return f"its process ended with {code}" if code > 0 else f"its process was ended by signal {-code}"
 
 
-def _write_and_leave(
-    module: Any, target: AnyTarget, path: Path, turns: BoundedSemaphore, said: Connection[Any, Any]
-) -> NoReturn:
+def _write_and_leave(module: Any, target: AnyTarget, path: Path, turns: Turns, said: Connection[Any, Any]) -> NoReturn:
     """What the copy does."""
     code = 1
     try:
