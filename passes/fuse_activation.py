@@ -1,6 +1,6 @@
 """An activation that gives int8 joins the matrices whose results it alone reads: these stay in the caches.
 
-y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED, and
+y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED and bf16_linear, and
 y = concat(i8_experts_in(x, ids, g), i8_experts_in(x, ids, u)); q = gated_i8(y) -> q = i8_experts_gated_i8(x, ids, g, u)
 for all of GATED (compiler/ops/quantized.py), with experts_bias of both too.
 """
@@ -14,12 +14,17 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import GROUP
-from llmc.compiler.ops.quantized import BIAS, ENDINGS, EXPERTS, GATED, LINEAR, MULTIPLIED, after_experts, after_linear
+from llmc.compiler.formats import FORMATS, GROUP, BlockFormat
+from llmc.compiler.ops import quantized, rounded
+from llmc.compiler.ops.narrowed import MULTIPLIED, after_linear
+from llmc.compiler.ops.quantized import BIAS, ENDINGS, EXPERTS, GATED, after_experts
 from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.bindings import bound_in, reads_of
 
-_LINEAR_THEN = {name + ending for name in MULTIPLIED for ending in ENDINGS.values()}
+# The linear layers that an op of their result is fused with, by its name.
+_LINEAR = {name + ending: quantized.LINEAR for name in MULTIPLIED for ending in ENDINGS.values()} | {
+    name + rounded.ENDING: rounded.LINEAR for name in MULTIPLIED
+}
 _EXPERTS_THEN = {name + ending for name in GATED for ending in ENDINGS.values()}
 
 
@@ -52,14 +57,14 @@ class _Fuse(relax.PyExprMutator):
         reads = reads_of(function)
         for value in bound.values():
             found = ops.match(value)
-            if found is None or found[0].name not in _LINEAR_THEN | _EXPERTS_THEN:
+            if found is None or found[0].name not in _LINEAR.keys() | _EXPERTS_THEN:
                 continue
             op, (x,), _ = found
             if x not in bound or reads[x] != 1:
                 continue
             linear = ops.match(bound[x])
-            if linear is not None and linear[0].name == LINEAR and op.name in _LINEAR_THEN:
-                self.joined[x] = _Joined(after_linear(op.name), linear[1], linear[2])
+            if linear is not None and linear[0].name == _LINEAR.get(op.name) and _is_whole(linear):
+                self.joined[x] = _Joined(after_linear(linear[0].name, op.name), linear[1], linear[2])
                 self.gone.add(x)
             elif _is_concat(bound[x]) and op.name in _EXPERTS_THEN:
                 self._plan_experts(op.name, x, bound, reads)
@@ -83,7 +88,7 @@ class _Fuse(relax.PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         found = ops.match(call)
-        if found is None or found[0].name not in _LINEAR_THEN | _EXPERTS_THEN or found[1][0] not in self.joined:
+        if found is None or found[0].name not in _LINEAR.keys() | _EXPERTS_THEN or found[1][0] not in self.joined:
             return super().visit_call_(call)
         joined = self.joined[found[1][0]]
         operands = [self.visit_expr(operand) for operand in joined.operands]
@@ -126,6 +131,13 @@ def _same(one: Any, other: Any, bound: dict[Any, Any]) -> bool:
     if not isinstance(first, relax.TupleGetItem) or not isinstance(second, relax.TupleGetItem):
         return False
     return bool(first.tuple_value.same_as(second.tuple_value)) and int(first.index) == int(second.index)
+
+
+def _is_whole(linear: Any) -> bool:
+    """Whether kernels take a linear layer so: with bfloat16 those of block formats do, over whole groups of columns."""
+    op, (x, *_), attrs = linear
+    blocks = isinstance(FORMATS[str(attrs["format"])], BlockFormat)
+    return op.name != rounded.LINEAR or (blocks and 2 * int(x.ty.shape[1]) % GROUP == 0)
 
 
 def _is_concat(value: Any) -> bool:

@@ -16,21 +16,23 @@ from llmc.compiler.rewrite import rewrite_functions
 from llmc.passes.narrowings import narrowings
 
 
-def fuse_rounding(module: tvm.IRModule) -> tvm.IRModule:
-    """Every round_rows of what is read nowhere else, fused with what computes it."""
-    return rewrite_functions(_Fuse(module), module)
+def fuse_rounding(module: tvm.IRModule, sources: tuple[str, ...] = ROUNDED, multiple: int = 2) -> tvm.IRModule:
+    """Every round_rows of what is read nowhere else, fused with the one of `sources` that computes it, where its width
+    is such a multiple.
+    """
+    return rewrite_functions(_Fuse(module, sources, multiple), module)
 
 
 @relax.expr_functor.mutator
 class _Fuse(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule) -> None:
+    def __init__(self, module: tvm.IRModule, sources: tuple[str, ...], multiple: int) -> None:
         super().__init__(module)
         self.sources: set[Any] = set()  # variables whose ops are to give bfloat16
         self.gone: set[Any] = set()  # variables that nobody reads then
         self.pairs: dict[Any, tuple[Any, int]] = {}  # what rounding gave -> the source, and its results before it
         for function in module.functions.values():
             if isinstance(function, relax.Function):
-                for each in narrowings(function, "round_rows", 2, ROUNDED):
+                for each in narrowings(function, "round_rows", multiple, sources):
                     self.sources.add(each.source)
                     self.gone |= {each.rows} - {each.source}
                     self.pairs[each.stored] = each.source, each.others

@@ -34,6 +34,7 @@ from llmc.targets.matrices import (
     experts,
     experts_bias,
     routing,
+    unpacked_linear,
 )
 from llmc.targets.rows import (
     elementwise,
@@ -90,6 +91,7 @@ KERNELS: dict[str, Kernel] = {
     "experts_bias": experts_bias.experts_bias,
     "experts_out_bias": experts_bias.experts_out_bias,
     **activated_linear.KERNELS,
+    **unpacked_linear.KERNELS,
     **activated_experts.KERNELS,
     **norms.QUANTIZED_NORMS,
     **elementwise.QUANTIZED_ACTIVATIONS,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import GROUP
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 from llmc.targets.knobs import Knobs
 
@@ -94,9 +95,19 @@ class Target:
         return False
 
     @property
-    def rounds_results(self) -> bool:
-        """Whether norms, activations and attention can give bfloat16 (passes/fuse_rounding.py): not on CPUs."""
+    def rounds_attention(self) -> bool:
+        """Whether attention, as norms and activations do, can give bfloat16 (passes/fuse_rounding.py): not on CPUs."""
         return False
+
+    @property
+    def rounded_columns(self) -> int:
+        """Of how many columns, or a multiple, are results that norms and activations can give as bfloat16."""
+        return GROUP
+
+    @property
+    def joins_rounded(self) -> bool:
+        """Whether activations that give bfloat16 can be one kernel with the matrix before them."""
+        return self.has("amx_bf16") and self.has("avx512bw")
 
     @property
     def linker(self) -> str:

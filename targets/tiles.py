@@ -82,14 +82,14 @@ def store(number: int, sums: Any) -> None:
     _call("tilestored64", _tile(_SUMS, number), sums.access_ptr("w"), tirx.const(_LINE, "int64"))
 
 
-# Of tiles of bfloat16 where two of the left are multiplied with two of the right.
-LEFTS, RIGHTS = 2, 2
+# Of tiles of bfloat16 with four sums.
+SUMS, LEFTS, RIGHTS = len(_SUMS), len(_ACTIVATIONS), len(_WEIGHTS)
 _BYTES = {"uint16": 2, "int32": 4, "float32": 4}
 
 
-def configure_pairs(rows: int, pairs: int) -> None:
+def configure_pairs(rows: Any, pairs: int) -> None:
     """Set this thread's tiles: sums (rows, 16) float32, left (rows, pairs) and right (pairs, 16) pairs of bfloat16."""
-    sums, left, right = (i32(rows), _LINE), (i32(rows), pairs * _WORD), (i32(pairs), _LINE)
+    sums, left, right = (rows, _LINE), (rows, pairs * _WORD), (pairs, _LINE)
     _shape([sums] * len(_SUMS) + [left] * LEFTS + [right] * RIGHTS)
 
 
@@ -108,20 +108,25 @@ def _load(tile: Any, buffer: Any, start: Any, apart: int) -> None:
     _call("tileloadd64", tile, buffer.access_ptr("r", offset=start), stride)
 
 
-def clear_sums(left: int, right: int) -> None:
-    """No products yet of these two."""
-    _call("tilezero", _tile(_SUMS, left * RIGHTS + right))
+def clear_sums(number: int) -> None:
+    """No products yet in sums of this number."""
+    _call("tilezero", _tile(_SUMS, number))
 
 
-def add_products(left: int, right: int) -> None:
-    """Add the products of these two to their sums, in the order of `add_bf16`."""
-    _call("tdpbf16ps", _tile(_SUMS, left * RIGHTS + right), _tile(_ACTIVATIONS, left), _tile(_WEIGHTS, right))
+def load_sums(number: int, buffer: Any, start: Any, apart: int) -> None:
+    """Sums that `store_sums` wrote."""
+    _load(_tile(_SUMS, number), buffer, start, apart)
 
 
-def store_sums(left: int, right: int, buffer: Any, start: Any, apart: int) -> None:
-    """Write the sums of these two, sixteen of a row together; rows are so many elements apart."""
+def add_products(number: int, left: int, right: int) -> None:
+    """Add the products of a tile of the left and one of the right to sums, in the order of `add_bf16`."""
+    _call("tdpbf16ps", _tile(_SUMS, number), _tile(_ACTIVATIONS, left), _tile(_WEIGHTS, right))
+
+
+def store_sums(number: int, buffer: Any, start: Any, apart: int) -> None:
+    """Write sums, sixteen of a row together; rows are so many elements apart."""
     stride = tirx.const(apart * _BYTES[str(buffer.dtype)], "int64")
-    _call("tilestored64", _tile(_SUMS, left * RIGHTS + right), buffer.access_ptr("w", offset=start), stride)
+    _call("tilestored64", _tile(_SUMS, number), buffer.access_ptr("w", offset=start), stride)
 
 
 # Of tiles of bfloat16: a group of rows has sums and activations of its own, so that the last may have fewer rows.

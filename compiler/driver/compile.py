@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from llmc.compiler.driver.compile_graph import is_graph, write_graph
 from llmc.compiler.driver.contents import write_contents
 from llmc.compiler.driver.libraries import lowered
 from llmc.compiler.driver.request import Request, check_request, read_spec
+from llmc.compiler.driver.steps import steps_for
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.meaning.convolution import KINDS as CONVOLVED
@@ -153,39 +154,6 @@ def write_artifact(
             manifest["quantization"]["loss"] = loss.as_dict()
             artifact.write_manifest(folder, manifest)
     return manifest, loss
-
-
-def steps_for(
-    request: Request, chosen: Sequence[targets.AnyTarget], make: Callable[[bool], tuple[list[StoredWeight], Any]]
-) -> tuple[list[StoredWeight], dict[targets.AnyTarget, Any]]:
-    """What `make`, as `planned` does, gives for each target: one module for those that round activations, and one for
-    those that do not (True). Weights are stored in the same way for both.
-    """
-    from llmc.passes.round_activations import round_activations
-
-    exact = {target: request.exact(target) for target in chosen}
-    made = {each: make(each) for each in dict.fromkeys(exact.values())}
-    stored, *others = [weights for weights, _ in made.values()]
-    assert all(_kept(weights) == _kept(stored) for weights in others), "weights that targets store in different ways"
-
-    def step(target: targets.AnyTarget) -> Any:
-        _, plain = made[exact[target]]
-        return _fused(round_activations(plain) if request.rounds_to_bf16(target) else plain, target)
-
-    return stored, {target: step(target) for target in chosen}
-
-
-def _fused(step: Any, target: targets.AnyTarget) -> Any:
-    """The module with what the target's kernels do together."""
-    from llmc.passes.fuse_rope import fuse_rope
-    from llmc.passes.fuse_rounding import fuse_rounding
-
-    step = fuse_rope(step) if target.turns_in_attention else step
-    return fuse_rounding(step) if target.rounds_results else step
-
-
-def _kept(weights: list[StoredWeight]) -> list[tuple[Any, ...]]:
-    return [(weight.name, weight.shape, weight.dtype, weight.format, weight.recipe) for weight in weights]
 
 
 def kv_kind(asked: str, recipe: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from llmc.compiler import artifact
 from llmc.compiler.driver.contents import write_contents
 from llmc.compiler.driver.recipe import describe
 from llmc.compiler.driver.request import GRAPHS, Request
+from llmc.compiler.driver.steps import step_for
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 
@@ -38,18 +39,24 @@ def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found
     report("read", 0, 1)
     graph, recipe, stored, step = graph_step(request)
     report("read", 1, 1)
-    from llmc.targets.graphs import lower_graph
-
     with artifact.new_artifact(request.output) as folder:
         weights, variants = write_contents(
             folder, stored, lambda report: None,
-            lambda target: lower_graph(step, target, knobs.of(target, step, plain=False)),
+            lambda target: _lowered(request, step, target, knobs),
             chosen, request.tvm_runtime, report,
         )  # fmt: skip
         report("write", 0, 1)
         manifest = describe_graph(graph, recipe, stored, weights, variants)
         artifact.write_manifest(folder, manifest)
     return manifest
+
+
+def _lowered(request: Request, step: Any, target: targets.Target, knobs: Found) -> Any:
+    """The step as kernels of a target."""
+    from llmc.targets.graphs import lower_graph
+
+    own = step_for(request, target, step)
+    return lower_graph(own, target, knobs.of(target, own, plain=False))
 
 
 def graph_step(request: Request) -> tuple[Imported, dict[str, str], list[StoredWeight], Any]:
@@ -59,7 +66,7 @@ def graph_step(request: Request) -> tuple[Imported, dict[str, str], list[StoredW
         raise LlmcError(f"{', '.join(asked)}: not for a graph, which llmc compiles as it is; leave it out")
     graph = _imported(Path(request.source))
     recipe = formats_of(graph, request.quant)
-    return graph, recipe, *_packed(graph, recipe, request.activations == "f32")
+    return graph, recipe, *_packed(graph, recipe, request.floats)
 
 
 def _imported(path: Path) -> Imported:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler import artifact
-from llmc.compiler.driver.compile import kv_kind, planned, steps_for, write_texts
+from llmc.compiler.driver.compile import kv_kind, planned, write_texts
 from llmc.compiler.driver.contents import write_contents
 from llmc.compiler.driver.libraries import lowered
 from llmc.compiler.driver.manifest import describe_model
 from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.shares import ShareSources
+from llmc.compiler.driver.steps import steps_for
 from llmc.compiler.driver.tuning.found import Found
 from llmc.compiler.progress import Progress
 from llmc.compiler.spec.parts import part_sizes

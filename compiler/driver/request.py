@@ -53,13 +53,18 @@ class Request:
         """Whether the result is compared with the unquantized model."""
         return self.check or self.calib is not None or self.bpw is not None or self.size is not None
 
+    @property
+    def floats(self) -> bool:
+        """Whether activations are to stay floats, of whatever size, on every target."""
+        return self.activations in ("f32", "bf16")
+
     def exact(self, target: targets.AnyTarget) -> bool:
         """Whether code for a target leaves activations floats."""
-        return self.activations == "f32" or not target.int8_activations
+        return self.floats or not target.int8_activations
 
     def rounds_to_bf16(self, target: targets.AnyTarget) -> bool:
         """Whether what codes are multiplied with is rounded to bfloat16."""
-        return self.activations != "f32" and target.bf16_activations
+        return self.activations == "bf16" or (self.activations != "f32" and target.bf16_activations)
 
     @property
     def placement(self) -> Placement | None:
@@ -103,8 +108,6 @@ def check_choices(request: Request) -> tuple[targets.AnyTarget, ...]:
     _check_devices(request, chosen)
     for target in targets.gpus(chosen):
         _check_cuda(request, target, alone=not targets.cpus(chosen))
-    if request.activations == "bf16" and targets.cpus(chosen):
-        raise LlmcError("--activations bf16: only kernels for CUDA multiply quantized weights so; leave it out")
     linker, arch = chosen[0].linker, chosen[0].arch
     if shutil.which(linker) is None:
         raise LlmcError(f"{linker} is needed to link code for {arch} and is not on PATH; install it")

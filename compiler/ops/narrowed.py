@@ -8,7 +8,8 @@ from typing import Any
 from llmc.compiler.ops import core
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
-NARROWED = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "activate", "gated", "bounded_gated")
+MULTIPLIED = ("activate", "gated", "bounded_gated")  # those that are fused with the matrix they are of, too
+NARROWED = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", *MULTIPLIED)
 
 
 def narrowed(store: str, ending: str, limits: str, more: Iterable[Op] = ()) -> tuple[Op, ...]:
@@ -29,6 +30,35 @@ def narrowed(store: str, ending: str, limits: str, more: Iterable[Op] = ()) -> t
             f"fusion of {plain.name} and {store}",
         )
         for plain in (*(op for op in core.ROWS if op.name in NARROWED), *more)
+    )
+
+
+def after_linear(linear: str, name: str) -> str:
+    """The op that is `linear` and then the op `name` of its result.
+
+    >>> after_linear("i8_linear", "gated_i8")
+    'i8_linear_gated_i8'
+    """
+    return f"{linear}_{name}"
+
+
+def linear_then(linear: Op, last: Op) -> Op:
+    """The row of these two as one."""
+
+    def result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
+        return last.result([shape for shape, _ in linear.result(shapes, attrs)], attrs)
+
+    def both(*arrays: Any, format: str, width: int, **attrs: Attr) -> Any:
+        return last.meaning(linear.meaning(*arrays, format=format, width=width), **attrs)
+
+    return Op(
+        after_linear(linear.name, last.name),
+        linear.operands,
+        (*linear.attrs, *last.attrs),
+        result,
+        both,
+        f"{last.name} of the result of {linear.name}",
+        f"fusion of {linear.name} and {last.name}",
     )
 
 

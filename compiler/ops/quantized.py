@@ -12,41 +12,13 @@ import numpy as np
 
 from llmc.compiler.meaning.experts import experts_bias
 from llmc.compiler.ops import core, experts
-from llmc.compiler.ops.narrowed import narrowed
+from llmc.compiler.ops.narrowed import MULTIPLIED, linear_then, narrowed
 from llmc.compiler.ops.op import Attr, Op, Result, Shape
 
 ENDINGS = {"quantize_rows": "_i8", "quantize_rotated": "_rotated_i8"}  # by what stores their last result
-MULTIPLIED = ("activate", "gated", "bounded_gated")  # of these, those that are fused with the i8_linear they are of
-GATED = ("gated", "bounded_gated")  # and with the two i8_experts_in
+GATED = ("gated", "bounded_gated")  # those that are fused with the two i8_experts_in they are of
 LINEAR = "i8_linear"
 EXPERTS, BIAS = "i8_experts_in", "experts_bias"
-
-
-def after_linear(name: str) -> str:
-    """The op that is i8_linear and then the op `name` of its result.
-
-    >>> after_linear("gated_i8")
-    'i8_linear_gated_i8'
-    """
-    return f"{LINEAR}_{name}"
-
-
-def _after_linear(linear: Op, quantized: Op) -> Op:
-    def result(shapes: list[Shape], attrs: dict[str, Attr]) -> Result:
-        return quantized.result([shape for shape, _ in linear.result(shapes, attrs)], attrs)
-
-    def both(*arrays: Any, format: str, width: int, **attrs: Attr) -> Any:
-        return quantized.meaning(linear.meaning(*arrays, format=format, width=width), **attrs)
-
-    return Op(
-        after_linear(quantized.name),
-        linear.operands,
-        (*linear.attrs, *quantized.attrs),
-        result,
-        both,
-        f"{quantized.name} of the result of {linear.name}",
-        f"fusion of {linear.name} and {quantized.name}",
-    )
 
 
 def after_experts(name: str, biased: bool = False) -> str:
@@ -102,6 +74,6 @@ def _of(names: tuple[str, ...]) -> list[Op]:
 
 ROWS = (
     *(op for _, op in _ROWS),
-    *(_after_linear(_LINEAR, op) for op in _of(MULTIPLIED)),
+    *(linear_then(_LINEAR, op) for op in _of(MULTIPLIED)),
     *(_after_experts(_EXPERTS, op, biased) for op in _of(GATED) for biased in (False, True)),
 )

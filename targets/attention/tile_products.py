@@ -62,7 +62,7 @@ class TileAttending(Attending):
         pages = [self.pages[first + p] for p in range(tiles.RIGHTS)]
         both = list(product(range(len(part)), range(tiles.RIGHTS)))
         for left, right in both:
-            tiles.clear_sums(left, right)
+            tiles.clear_sums(left * tiles.RIGHTS + right)
         with T.serial(0, steps) as step:
             done, all = number * steps + step, len(self.parts) * steps
             with self.far():
@@ -76,10 +76,10 @@ class TileAttending(Attending):
             for right, page in enumerate(pages):
                 tiles.load_right(right, kv.buffer, *kv.key_tile(page, self.group, pair))
             for left, right in both:
-                tiles.add_products(left, right)
+                tiles.add_products(left * tiles.RIGHTS + right, left, right)
         for left, right in both:
             place = self.place(first + right, part[left] * vectors)
-            tiles.store_sums(left, right, self.scores, place, LANES)
+            tiles.store_sums(left * tiles.RIGHTS + right, self.scores, place, LANES)
 
     def mix(self, many: Any, to: Records, following: tuple[Any, Any]) -> None:
         """Weights times values, into the records; K of what is following is fetched meanwhile."""
@@ -128,7 +128,7 @@ class _Mix:
         kv, pages, turns = attending.kv, attending.pages, len(attending.parts) * attending.spans
         columns = [(register + c) * LANES for c in range(count)]
         for left, right in product(range(len(part)), range(count)):
-            tiles.clear_sums(left, right)
+            tiles.clear_sums(left * tiles.RIGHTS + right)
         with T.serial(0, self.full) as i:
             with attending.far():
                 kv.fetch(pages[i + ahead], 0, head, done, turns, far=True)
@@ -140,7 +140,7 @@ class _Mix:
         size = Records.size(self.to.width)
         for left, right in product(range(len(part)), range(count)):
             place = self.to.start + part[left] * attending.block.vectors * size + columns[right]
-            tiles.store_sums(left, right, self.to.buffer, place, size)
+            tiles.store_sums(left * tiles.RIGHTS + right, self.to.buffer, place, size)
 
     def _add_page(self, page: Any, part: range, values: Any, places: list[tuple[Any, int]]) -> None:
         """Products of a page's weights with values, of which tiles begin at those places."""
@@ -151,4 +151,4 @@ class _Mix:
         for right, (start, apart) in enumerate(places):
             tiles.load_right(right, values, start, apart)
         for left, right in product(range(len(part)), range(len(places))):
-            tiles.add_products(left, right)
+            tiles.add_products(left * tiles.RIGHTS + right, left, right)

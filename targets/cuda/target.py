@@ -72,9 +72,19 @@ class CudaTarget:
         return True
 
     @property
-    def rounds_results(self) -> bool:
-        """Whether norms, activations and attention can give bfloat16 (passes/fuse_rounding.py)."""
+    def rounds_attention(self) -> bool:
+        """Whether attention, as norms and activations do, can give bfloat16 (passes/fuse_rounding.py)."""
         return True
+
+    @property
+    def rounded_columns(self) -> int:
+        """Of how many columns, or a multiple, are results that norms and activations can give as bfloat16."""
+        return 2
+
+    @property
+    def joins_rounded(self) -> bool:
+        """Whether activations that give bfloat16 can be one kernel with the matrix before them."""
+        return False
 
     def serves(self, other: object) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""

@@ -24,7 +24,7 @@ from llmc.targets.matrices.pair_products import PANEL, Left, Multiply, PairProdu
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
-from llmc.targets.rows.rounding import ROUNDINGS, Rounding
+from llmc.targets.rows.rounding import INT8, Rounding
 from llmc.targets.target import Target
 from llmc.targets.vector import f32, i32, lanes, registers, splat
 
@@ -115,6 +115,6 @@ KERNELS: dict[str, Any] = {
     after_experts(name + ending, biased): partial(gated_i8_experts, activation, rounding, biased)
     for name, activation in ACTIVATIONS.items()
     if activation.parts == 2
-    for ending, rounding in ROUNDINGS.items()
+    for ending, rounding in INT8.items()
     for biased in (False, True)
 }

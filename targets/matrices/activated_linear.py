@@ -15,13 +15,14 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import GROUP, TILE
-from llmc.compiler.ops.quantized import after_linear
+from llmc.compiler.ops.narrowed import after_linear
+from llmc.compiler.ops.quantized import LINEAR
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.linear import RowsOfTile, get, tile_bytes
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
-from llmc.targets.rows.rounding import ROUNDINGS, Rounding, whole_groups
+from llmc.targets.rows.rounding import INT8, Rounding, whole_groups
 from llmc.targets.target import Target
 from llmc.targets.vector import lanes, registers
 
@@ -89,7 +90,7 @@ def activated_i8_linear(
 
 
 KERNELS: dict[str, Any] = {
-    after_linear(name + ending): partial(activated_i8_linear, activation, rounding)
+    after_linear(LINEAR, name + ending): partial(activated_i8_linear, activation, rounding)
     for name, activation in ACTIVATIONS.items()
-    for ending, rounding in ROUNDINGS.items()
+    for ending, rounding in INT8.items()
 }

@@ -1,4 +1,4 @@
-"""Linear layers over bfloat16 weights, whose activations are rounded to bfloat16 too."""
+"""Linear layers whose activations are rounded to bfloat16: over weights that are bfloat16, and over block formats."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
+from llmc.targets.matrices.block_linear import format_of, packed_body
 from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, get, known_rows, put, template, zeros
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.matrices.tile_bf16 import can_multiply, tile_product
+from llmc.targets.matrices.unpacked_linear import can_multiply as can_unpack
+from llmc.targets.matrices.unpacked_linear import unpacked_linear
 from llmc.targets.target import Target
 from llmc.targets.vector import DOT_BF16, dot2_bf16, dot_bf16, dots_bf16, imported, lanes, splat
 
@@ -20,8 +23,13 @@ _ROWS_OF_BF16 = {"avx512_bf16": (12, MORE_ROWS), "avx512f": (6, MORE_ROWS), "avx
 
 
 def bf16_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs -> (M, width)."""
-    return template(target, shapes, bf16_product(target, int(shapes[0][1])))
+    """x (M, K/2) bfloat16 pairs, weight (T, K/2, 16) pairs or one of a block format -> (M, width)."""
+    pairs = int(shapes[0][1])
+    if attrs["format"] == "bf16":
+        return template(target, shapes, bf16_product(target, pairs))
+    if can_unpack(target, pairs):
+        return unpacked_linear(target, shapes, attrs)
+    return template(target, shapes, Product(["int32", "int32"], packed_body(target, format_of(attrs), 2 * pairs, True)))
 
 
 def bf16_product(target: Target, pairs: int) -> Product:

@@ -22,7 +22,7 @@ from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import MORE_ROWS, Many, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import functions
 from llmc.targets.target import Target
-from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat
+from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat, widened
 
 _MANY_ROWS = 6  # of a group: measured
 
@@ -98,17 +98,25 @@ def packed_product(target: Target, format: BlockFormat, columns: int) -> Product
     return Product(["float32", "int32"], packed_body(target, format, columns))
 
 
-def packed_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list[Any]], Reduce]:
-    """Buffers (x, weight) -> the reduction over `columns` of them."""
+def packed_body(
+    target: Target, format: BlockFormat, columns: int, in_pairs: bool = False
+) -> Callable[[list[Any]], Reduce]:  # fmt: skip
+    """Buffers (x, weight) -> the reduction over `columns` of them; `in_pairs`: x are pairs of bfloat16."""
     chunks = -(-columns // CHUNK)
 
     def body(buffers: list[Any]) -> Reduce:
         x, weight = buffers
 
+        def number(row: Any, column: Any) -> Any:
+            if not in_pairs:
+                return x[row, column]
+            shift = T.cast(T.floormod(column, 2) * 16, "int32")
+            return widened(T.shift_right(x[row, T.floordiv(column, 2)], shift))
+
         def element(row: Any, column: Any) -> Any:
             if columns % CHUNK == 0:
-                return x[row, column]
-            return T.if_then_else(column < columns, x[row, T.min(column, columns - 1)], f32(0))
+                return number(row, column)
+            return T.if_then_else(column < columns, number(row, T.min(column, columns - 1)), f32(0))
 
         def reduce(tile: Any, row: Any, rows: int) -> Any:
             acc = zeros(rows, "float32")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
-from llmc.compiler.formats.layout import GROUPS, places
+from llmc.compiler.formats.layout import GROUPS, SPREAD, places
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.narrow import base_of, digits, multiplies_signed
 from llmc.targets.target import Target
@@ -152,6 +152,39 @@ class Tile:
                 for column in table.reshape(len(table), -1).T:
                     yield held(lookup(self.target, column, word), "int32")
 
+    def raw(self, chunk: Any) -> Iterator[tuple[Any, int]]:
+        """Sixteen int32x16 words, one for each four columns of the chunk in order, and the bit of their first byte that
+        codes, or what is looked up for them, begin at. They are of `raw_bits`; bits round them may be anything.
+        """
+        if self.format.values is not None:
+            yield from ((word, 0) for word in self.values(chunk))
+            return
+        units, (bits, *more) = CHUNK // self.format.unit, self.format.planes
+        for unit in range(units):
+            if more or bits in SPREAD:
+                yield from ((held(code, "int32"), 0) for code in self.codes(chunk, unit))
+                if unit == units - 1:
+                    self._ask_for_tables(chunk)
+                continue
+            start = self._at(chunk, (self._inside(chunk, units) + unit) * bits * TILE)
+            plane = [self._load(start + register * TILE) for register in range(bits)]
+            if unit == units - 1:
+                self._ask_for_tables(chunk)
+            for ((register, at, _),) in places(bits):
+                yield plane[register], at
+
+    @property
+    def raw_bits(self) -> int:
+        """Bits of what `raw` gives."""
+        return (self.format.top if self.format.values is None else self.top).bit_length()
+
+    @property
+    def raw_zero(self) -> int:
+        """Which of it stands for a weight of zero; 0 where that is not a whole number."""
+        if not self.format.whole:
+            return 0
+        return int(self.format.offset) if self.format.values is None else self.zero
+
     def multiplied(self, chunk: Any) -> Iterator[Any]:
         """`values` as they are multiplied: where `signed`, less MIDDLE."""
         for word in self.values(chunk):
@@ -233,7 +266,7 @@ class Tile:
 
     def ask_for(self, chunk: Any) -> None:
         """Ask for a chunk's words, into the second-level cache; those behind the last are of the next tile."""
-        first = self.tile_place + self.place_of(chunk)
+        first = self.chunk_place(chunk)
         for word in range(0, self.chunk_words, TILE):
             prefetch(self.weight.access_ptr("r", offset=first + word), far=True)
 
@@ -241,6 +274,10 @@ class Tile:
     def tile_place(self) -> Any:
         """Words of the matrix before the tile."""
         return self.tile * int(self.weight.shape[1])
+
+    def chunk_place(self, chunk: Any) -> Any:
+        """Words of the matrix before a chunk of the tile, if records had what they have of each chunk together."""
+        return self.tile_place + self.place_of(chunk)
 
     def place_of(self, chunk: Any) -> Any:
         """Words of the tile before a chunk, if records had what they have of each chunk together."""

@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import GROUP, MIDDLE, ceil_to
 from llmc.compiler.ops.quantized import ENDINGS
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.rows.rotation import rotated
 from llmc.targets.rows.rows import kernel
 from llmc.targets.target import Target
@@ -22,6 +23,7 @@ from llmc.targets.vector import (
     LANES,
     TOPS,
     chosen,
+    even_bf16,
     f32,
     greatest,
     greatest_of_two,
@@ -39,6 +41,8 @@ from llmc.targets.vector import (
 def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K) -> bfloat16 pairs (M, ceil(K / 2)) int32, the even column low."""
     width = int(shapes[0][1])
+    if width % GROUP == 0:
+        return BF16.rows(target, shapes, attrs)
 
     def body(buffers: list[Any], row: Any) -> None:
         x, out = buffers
@@ -51,13 +55,13 @@ def round_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
     return kernel(["float32", "int32"], shapes, body)
 
 
-# group(numbers, row, number, buffers): writes what 64 columns are as int8, float32x16 each sixteen of them
+# group(numbers, row, number, buffers): writes what 64 columns are rounded, float32x16 each sixteen of them
 Group = Callable[[list[Any], Any, Any, list[Any]], None]
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """A way to round rows to int8: dtypes of what it gives, and what it does with 64 columns."""
+    """A way to round rows: dtypes of what it gives, and what it does with 64 columns."""
 
     dtypes: tuple[str, ...]
     group: Group
@@ -71,7 +75,7 @@ class Rounding:
             self.group([sixteen(group * GROUP + at) for at in range(0, GROUP, LANES)], row, group, quantized)
 
     def rows(self, target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-        """x (M, K) -> what it is as int8."""
+        """x (M, K) -> what it is rounded."""
         width = int(shapes[0][1])
 
         def body(buffers: list[Any], row: Any) -> None:
@@ -143,12 +147,26 @@ def _quantize_rotated(numbers: list[Any], row: Any, group: Any, quantized: list[
     _store_codes(codes, rounded, row, group)
 
 
+def store_bf16(sixteen: Any, out: Any, row: Any, column: Any) -> None:
+    """Write sixteen columns of a row, float32x16, as pairs, the even column low; ties to even."""
+    pairs = T.reinterpret(even_bf16(sixteen), dtype=f"int32x{LANES // 2}")
+    T.buffer_store(out, pairs, [row, T.ramp(T.floordiv(column, 2), 1, LANES // 2)])
+
+
+def _round(numbers: list[Any], row: Any, group: Any, rounded: list[Any]) -> None:
+    """Write the pairs that round_rows gives for the 64 columns of a row that `numbers` are."""
+    for at, sixteen in enumerate(numbers):
+        store_bf16(held(sixteen), rounded[0], row, group * GROUP + at * LANES)
+
+
 # By what the names of ops end in that give their results so.
-ROUNDINGS = {
+INT8 = {
     ENDINGS["quantize_rows"]: Rounding(("int32", "float32", "float32", "int32"), _quantize),
     ENDINGS["quantize_rotated"]: Rounding(("int32", "float32", "int32"), _quantize_rotated),
 }
-KERNELS = {store: ROUNDINGS[ending].rows for store, ending in ENDINGS.items()}
+BF16 = Rounding(("int32",), _round)
+ROUNDINGS = INT8 | {ENDING: BF16}
+KERNELS = {store: INT8[ending].rows for store, ending in ENDINGS.items()}
 
 
 def _scale(tops: Any) -> tuple[Any, Any]:

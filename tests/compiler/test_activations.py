@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.driver.compile import planned_step, steps_for
+from llmc.compiler.driver.compile import planned_step
+from llmc.compiler.driver.steps import steps_for
 from llmc.compiler.driver.recipe import uniform
 from llmc.compiler.driver.request import Request
 from llmc.frontends.source import open_model

@@ -11,8 +11,9 @@ import pytest
 
 from llmc.compiler import meaning
 from llmc.compiler.formats import MIDDLE, block_format
-from llmc.compiler.ops.narrowed import NARROWED
-from llmc.compiler.ops.quantized import ENDINGS, GATED, MULTIPLIED, after_experts, after_linear
+from llmc.compiler.ops.narrowed import MULTIPLIED, NARROWED, after_linear
+from llmc.compiler.ops import quantized, rounded
+from llmc.compiler.ops.quantized import ENDINGS, GATED, after_experts
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS
 
@@ -63,9 +64,10 @@ WIDTHS = [name for name in ("native", "avx2", "portable") if name in DISTINCT]  
 
 
 def test_every_kernel_has_a_case() -> None:
-    fused = set()  # test_quantized.py
+    fused = set()  # test_quantized.py, test_unpacked.py
+    for linear, ending in (*((quantized.LINEAR, e) for e in ENDINGS.values()), (rounded.LINEAR, rounded.ENDING)):
+        fused |= {op + ending for op in NARROWED} | {after_linear(linear, op + ending) for op in MULTIPLIED}
     for ending in ENDINGS.values():
-        fused |= {op + ending for op in NARROWED} | {after_linear(op + ending) for op in MULTIPLIED}
         fused |= {after_experts(op + ending, biased) for op in GATED for biased in (False, True)}
     assert set(CASES) | set(ATTENTION_CASES) | set(EXPERT_CASES) | set(LATENT_CASES) | fused == set(KERNELS)
 

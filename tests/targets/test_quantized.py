@@ -1,4 +1,4 @@
-"""Kernels that give int8 at once: the bits of the two kernels that they stand for, and near what they mean."""
+"""Kernels that give int8 or bfloat16 at once: the bits of the two kernels that they stand for, and near what they mean."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ import numpy as np
 import pytest
 
 from llmc.compiler import meaning
-from llmc.compiler.formats import BLOCK, MIDDLE, ROTATED, block_format
+from llmc.compiler.formats import BLOCK, MIDDLE, ROTATED, block_format, from_bf16
 from llmc.compiler.ops import OPS
-from llmc.compiler.ops.narrowed import NARROWED
-from llmc.compiler.ops.quantized import (
-    BIAS,
-    ENDINGS,
-    EXPERTS,
-    GATED,
-    LINEAR,
-    MULTIPLIED,
-    after_experts,
-    after_linear,
-)
+from llmc.compiler.ops.narrowed import MULTIPLIED, NARROWED, after_linear
+from llmc.compiler.ops.quantized import BIAS, ENDINGS, EXPERTS, GATED, LINEAR, after_experts
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.matrices.experts import ROW_BLOCK
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,6 +22,7 @@ from kernel_cases import ROWS, Case, floats, packed, result
 from test_kernels import VARIANTS, WIDTHS
 
 Arrays = list[np.ndarray]
+STORES = ENDINGS | {"round_rows": ENDING}
 
 
 def _case(rng: np.random.Generator, op: str) -> Case:
@@ -54,12 +47,13 @@ def _like(rows: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("variant", WIDTHS)
-@pytest.mark.parametrize("store", ENDINGS)
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("op", NARROWED)
 def test_a_fused_kernel_has_the_bits_of_the_two_it_stands_for(op: str, store: str, variant: str) -> None:
     rng, target = np.random.default_rng([*map(ord, op + variant)]), VARIANTS[variant]
-    case, ending = _case(rng, op), ENDINGS[store]
+    case, ending = _case(rng, op), STORES[store]
     expected = OPS[op + ending].meaning(*case.arrays, **case.attrs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
     floats_ = OPS[op].meaning(*case.arrays, **case.attrs)
     *others, plain = result(case, target, floats_ if isinstance(floats_, tuple) else (floats_,))
     apart = [*others, *result(Case(store, [plain], {}, (0,)), target, expected[len(others) :])]
@@ -88,7 +82,7 @@ def test_a_linear_layer_with_its_activation_has_the_bits_of_the_two(op: str, for
     rng, target = np.random.default_rng([*map(ord, op + format + variant)]), VARIANTS[variant]
     attrs = _case(rng, op).attrs
     width, columns, store = 64 * int(rng.integers(1, 4)) * (2 if "gated" in op else 1), 256, _store(format)
-    name = after_linear(op + ENDINGS[store])
+    name = after_linear(LINEAR, op + ENDINGS[store])
     left = meaning.left_of(block_format(format), floats(rng, ROWS[-1], columns))
     symbolic, both = tuple(range(len(left))), {"format": format, "width": width}
     operands = [*left, packed(rng, format, width, columns)]
@@ -149,6 +143,11 @@ def _store(format: str) -> str:
 
 def _near(store: str, found: Arrays, plain: np.ndarray, expected: tuple[np.ndarray, ...]) -> None:
     """Codes times scales are the numbers within half a step, and a little, for they were computed in another order."""
+    if store == "round_rows":
+        near, wanted = (from_bf16(np.ascontiguousarray(pairs).view(np.uint16)) for pairs in (found[0], expected[-1]))
+        np.testing.assert_allclose(near, plain, rtol=1 / 255, atol=1e-6)
+        assert np.mean(near == wanted) > 0.99
+        return
     codes, scales, *totals = found
     rotated = store == "quantize_rotated"
     block = ROTATED if rotated else BLOCK
