@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.errors import RequestError
+from llmc.runtime.memory import MAP_NORESERVE
 
 LARGE = 2 << 20  # bytes of a large page
-_MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE, named since Python 3.13
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1: what is there in small pages becomes a large one
 
 
@@ -34,7 +34,7 @@ class LayerMemory:
         self._least = int(LARGE * (1 + place) / 2)
         self._large = 0  # pages that are large
         try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
             self._map = mmap.mmap(-1, self._size + LARGE, flags=flags)
         except (OSError, OverflowError, ValueError) as error:
             raise RequestError(

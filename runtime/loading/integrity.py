@@ -12,14 +12,14 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.memory import MAP_NORESERVE, available_bytes
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
-_MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 _BLOCK_BYTES = 1 << 20
 _COPIED_AT_ONCE = 64 << 20  # bytes
 _REMEMBERED = 256  # identities kept; the oldest go first
@@ -34,24 +34,35 @@ def open_plain(path: Path) -> int:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def _opened(path: Path, least_bytes: int) -> Iterator[tuple[int, int]]:
+    """A descriptor of a file and its size. Raises ArtifactError when that is less than `least_bytes`."""
+    fd = open_plain(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size < least_bytes:
+            raise ArtifactError(f"{path}: cut short: {size} bytes")
+        yield fd, size
+    finally:
+        os.close(fd)
+
+
 def map_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
     """A private map of the whole file. Raises ArtifactError when it has less than `least_bytes`, one or more.
 
     It asks for pages of 2 MB: a file system that has them reads the file so, and what is read through them comes up to
     a quarter faster than through pages of 4 KB.
     """
-    fd = open_plain(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size < least_bytes:
-            raise ArtifactError(f"{path}: cut short: {size} bytes")
-        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE  # more weights than memory is fine: pages come back from the file
+    with _opened(path, least_bytes) as (fd, size):
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE  # more weights than memory is fine: pages come back from the file
         data = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(fd)
+    _ask_for_large_pages(data)
+    return data
+
+
+def _ask_for_large_pages(data: mmap.mmap) -> None:
     with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
         data.madvise(mmap.MADV_HUGEPAGE)
-    return data
 
 
 def copy_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
@@ -59,37 +70,22 @@ def copy_plain(path: Path, least_bytes: int = 1) -> mmap.mmap:
 
     RequestError where that is more memory than there is.
     """
-    fd = open_plain(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size < least_bytes:
-            raise ArtifactError(f"{path}: cut short: {size} bytes")
-        if size > (available := _available_bytes()):
+    with _opened(path, least_bytes) as (fd, size):
+        if size > (available := available_bytes()):
             raise RequestError(f"copy_weights: {path} has {size} bytes, and {available} are available; load without")
-        data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
-            data.madvise(mmap.MADV_HUGEPAGE)
-        with memoryview(data) as whole:
-            at = 0
-            while at < size:
-                read = os.preadv(fd, [whole[at : at + _COPIED_AT_ONCE]], at)
-                if not read:
-                    raise ArtifactError(f"{path}: became shorter while it was read")
-                at += read
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
+        try:
+            data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            _ask_for_large_pages(data)
+            with memoryview(data) as whole:
+                at = 0
+                while at < size:
+                    read = os.preadv(fd, [whole[at : at + _COPIED_AT_ONCE]], at)
+                    if not read:
+                        raise ArtifactError(f"{path}: became shorter while it was read")
+                    at += read
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
     return data
-
-
-def _available_bytes() -> int:
-    """Memory that programs may still take, as the system guesses."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def file_sha256(path: Path) -> str:

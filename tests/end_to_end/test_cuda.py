@@ -217,7 +217,6 @@ def test_what_cuda_cannot_do_yet_is_refused_at_once(tmp_path: Path, monkeypatch:
 
     refused("unknown target 'cuda:sm_70'; llmc knows: .*cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90", "cuda:sm_70")
     refused("--activations i8: kernels of cuda-sm_80", activations="i8")
-    refused("--activations bf16: only kernels for CUDA", target="cpu", activations="bf16")
     refused("--tuned: not for cuda-sm_80 so far", tuned=tmp_path / "db.json")
     refused("a graph: not for cuda-sm_80 so far", source="model.onnx")
     monkeypatch.setenv("PATH", str(tmp_path))

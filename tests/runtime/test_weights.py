@@ -53,7 +53,7 @@ def test_a_copy_is_not_the_file_s(path: Path, monkeypatch: pytest.MonkeyPatch) -
         file.write(bytes(path.stat().st_size))
     np.testing.assert_array_equal(arrays[0], before)
     assert not np.array_equal(mapped[0], before)
-    monkeypatch.setattr(integrity, "_available_bytes", lambda: 1000)
+    monkeypatch.setattr(integrity, "available_bytes", lambda: 1000)
     with pytest.raises(RequestError, match="copy_weights: .* bytes, and 1000 are available"):
         map_weights(path, ORDER, copied=True)
 

@@ -11,7 +11,7 @@ import tvm
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.collective import STAYING
-from llmc.compiler.ops.rounded import ENDING, ROUNDED
+from llmc.compiler.ops.rounded import ATTENTION, ENDING
 from llmc.compiler.spec import example
 from llmc.frontends.graph.build import build
 from llmc.passes.lift_weights import bundle_weights
@@ -20,7 +20,7 @@ from llmc.targets import target as targets
 from llmc.targets.build import compile_module
 from llmc.targets.lower import KERNELS, lower
 
-ON_DEVICES = {"rope_attention", *(name + ENDING for name in ROUNDED)}  # kernels of CUDA alone
+ON_DEVICES = {"rope_attention", *(name + ENDING for name in ATTENTION)}  # kernels of CUDA alone
 # Rewritten by pack_weights, or computed at compile time.
 REWRITTEN = {"embedding", "linear", "head_linear", "experts_in", "experts_out"}
 WITHOUT_KERNEL = REWRITTEN | {"pack", "relative_bias", "qk_bias", "softplus"} | set(STAYING) | set(ON_DEVICES)
