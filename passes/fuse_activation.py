@@ -1,6 +1,6 @@
-"""An activation that gives int8 joins the matrices whose results it alone reads: these stay in the caches.
+"""An activation that gives int8 or bfloat16 joins the matrices whose results it alone reads: these stay in the caches.
 
-y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED and bf16_linear, and
+y = i8_linear(x, w); q = gated_i8(y) -> q = i8_linear_gated_i8(x, w), likewise for all of MULTIPLIED, with bf16 too, and
 y = concat(i8_experts_in(x, ids, g), i8_experts_in(x, ids, u)); q = gated_i8(y) -> q = i8_experts_gated_i8(x, ids, g, u)
 for all of GATED (compiler/ops/quantized.py), with experts_bias of both too.
 """

@@ -100,8 +100,8 @@ Formats, with bits per weight:
     type=click.Choice(["auto", "i8", "f32", "bf16"]),
     default="auto",
     show_default=True,
-    help="What quantized weights are multiplied with. auto: int8 on CPUs, bf16 on GPUs; f32: exact, and slower. On CPUs "
-    "with AMX bf16 reads prompts and large batches faster, and one row slower; on others it is as slow as f32.",
+    help="What quantized weights are multiplied with. auto: int8 on CPUs, bf16 on GPUs; f32: exact, and slower. On a "
+    "CPU with AMX bf16 reads prompts faster and decodes slower; on others it is as slow as f32.",
 )
 @click.option(
     "--kv",

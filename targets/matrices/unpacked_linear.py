@@ -67,7 +67,7 @@ def unpacked_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) ->
 def activated_unpacked_linear(
     activation: Activation, target: Target, shapes: list[Any], attrs: dict[str, Any]
 ) -> tirx.PrimFunc:
-    """The same operands -> what `activation` makes of the result, in bfloat16 pairs: as many columns as are whole groups."""
+    """The same operands -> what `activation` makes of the result, bfloat16 pairs; its columns are whole groups."""
     combine, parts = activation.of(attrs), activation.parts
     with IRBuilder() as builder, T.prim_func():
         x, weight, out = arguments(["int32", "int32", "int32"], shapes)

@@ -147,7 +147,7 @@ class Many:
         self.sums = registers((BLOCK * TOGETHER * TILE,), "float32")  # (groups, tiles, rows, 16)
 
     def multiply(self, ask: Row, finish: Row) -> None:
-        """Make all sums. With the first of a row `ask(row)` asks for where its results go, then `finish(row)` is done."""
+        """Make all sums. With a row's first ones `ask(row)` asks for where results go; `finish(row)` has the last."""
         panels, units = self.matrix.chunks // self.panel, TOGETHER * self.panel
         each = -(-units // (BLOCK // tiles.ROWS))  # chunks that are unpacked as a group goes through a panel
         tiles.configure_pairs(tiles.ROWS, tiles.BF16_PAIRS)

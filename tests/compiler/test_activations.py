@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.driver.compile import planned_step
-from llmc.compiler.driver.steps import steps_for
 from llmc.compiler.driver.recipe import uniform
 from llmc.compiler.driver.request import Request
+from llmc.compiler.driver.steps import steps_for
 from llmc.frontends.source import open_model
 from llmc.targets.target import get
 
@@ -20,6 +20,7 @@ from llmc.targets.target import get
     [
         ("q4", "auto", "bf16_linear", "i8_linear"),
         ("q4", "f32", "packed_linear", "packed_linear"),
+        ("q4", "bf16", "bf16_linear", "bf16_linear"),
         ("f32", "auto", "packed_linear", "packed_linear"),
     ],
 )

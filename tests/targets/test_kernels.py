@@ -11,8 +11,8 @@ import pytest
 
 from llmc.compiler import meaning
 from llmc.compiler.formats import MIDDLE, block_format
-from llmc.compiler.ops.narrowed import MULTIPLIED, NARROWED, after_linear
 from llmc.compiler.ops import quantized, rounded
+from llmc.compiler.ops.narrowed import MULTIPLIED, NARROWED, after_linear
 from llmc.compiler.ops.quantized import ENDINGS, GATED, after_experts
 from llmc.targets import target as targets
 from llmc.targets.lower import KERNELS

@@ -1,4 +1,4 @@
-"""Kernels that give int8 or bfloat16 at once: the bits of the two kernels that they stand for, and near what they mean."""
+"""Kernels that give int8 or bfloat16 at once: the bits of the two that they stand for, and near what they mean."""
 
 from __future__ import annotations
 
