@@ -116,7 +116,7 @@ def test_what_was_measured_is_shown_again(root: Path, tmp_path: Path) -> None:
 def test_every_case_of_llmc(parts: dict[str, ModuleType], root: Path, tiny_llama: Any, tmp_path: Path) -> None:
     cases = parts["cases"]
     source, artifact = tiny_llama(max_position_embeddings=1024), tmp_path / "tiny.llmc"
-    found = cases.compile_case(source, artifact, "q8")
+    found = cases.compile_case(source, artifact, cases.Asked("q8", "auto"))
     assert found["compile s"][0] > 0
     assert found["compile MB"][0] > 1
     system = cases.System("llmc q8", sys.executable, str(root / BENCH / "llmc_case.py"), str(artifact), 320)

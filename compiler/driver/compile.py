@@ -145,7 +145,7 @@ def write_artifact(
         report("write", 0, 1)
         functions = sorted(variable.name_hint for variable in steps[chosen[0]].functions)
         manifest = describe_model(
-            model, plan.recipe, plan.scaled, kv_dtype, stored, weights, variants, functions, parts
+            model, plan.recipe, plan.scaled, kv_dtype, stored, weights, variants, functions, parts, request.activations
         )
         write_texts(folder, model, manifest)
         artifact.write_manifest(folder, manifest)

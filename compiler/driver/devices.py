@@ -57,7 +57,7 @@ def write_devices(
         functions = sorted(variable.name_hint for variable in steps[own[0]].functions)
         manifest = describe_model(
             model, plan.recipe, plan.scaled, kv_dtype, stored_by_any, ranks[0]["weights"],
-            ranks[0]["variants"], functions, part_sizes(model.spec, request.layer_groups),
+            ranks[0]["variants"], functions, part_sizes(model.spec, request.layer_groups), request.activations,
         )  # fmt: skip
         manifest["devices"] = {"placement": str(placement), "ranks": ranks}
         report("write", 0, 1)

@@ -16,9 +16,9 @@ from llmc.compiler.spec.endless import endless_modes
 
 def describe_model(
     model: Any, recipe: Recipe, equalized: bool, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int] = (),
+    variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int], activations: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The manifest, less what `write_manifest` adds."""
+    """The manifest, less what `write_manifest` adds; `activations`: what was asked for."""
     spec: ModelSpec = model.spec
     kv_heads, head_dim = cached_heads(spec)
     body = [name for name in recipe if name not in VOCABULARY]
@@ -44,6 +44,7 @@ def describe_model(
             "bits_per_weight": round(8 * sum(w.nbytes for w in stored) / source_weights, 4),
             "formats": recipe,
             "equalized": equalized,
+            "activations": activations,
             "tensors": dict(Counter(w.format for w in stored)),
             "source": dict(Counter(tensor.stored for tensor in model.tensors.values())),
         },

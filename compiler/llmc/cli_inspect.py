@@ -123,6 +123,12 @@ def _made(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _activations(quantization: dict[str, Any]) -> list[tuple[str, str]]:
+    """What weights are multiplied with, where that was asked for."""
+    asked = quantization.get("activations", "auto")
+    return [] if asked == "auto" else [("activations", asked)]
+
+
 def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     quantization, kv = manifest["quantization"], manifest["kv"]
     counts = ", ".join(f"{n} {name}" for name, n in sorted(quantization["tensors"].items()))
@@ -136,6 +142,7 @@ def _model_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
         *_translator(manifest),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
+        *_activations(quantization),
         *([("expected loss", words_for_loss(quantization["loss"]))] if "loss" in quantization else []),
         ("tensors", counts),
         ("kv cache", f"{kv['dtype']}, pages of {kv['page_tokens']} tokens, {_token_bytes(kv)}"),

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,25 +180,27 @@ def ours(bench: Bench, model: str, source: Path, options: argparse.Namespace) ->
     """llmc with every format, compiled where it is not there yet or is asked for.
 
     A format in capitals is that of a peer's GGUF file, whose weights llmc keeps: its loss is what the int8 activations
-    make of them.
+    make of them. After a colon stand other activations, as in q4:bf16.
     """
     systems, copied = [], ("--copy-weights",) if options.copy_weights else ()
     for format in options.formats:
-        name, path = f"{OURS} {format}", WORK / f"compare-{model}-{format}.llmc"
+        name, path = f"{OURS} {format}", WORK / f"compare-{model}-{format.replace(':', '-')}.llmc"
         if not _wanted(name, options.systems):
             continue
-        read, quant = source, format
-        if format.isupper():
-            read, quant = Path(options.peers or "", "models", model, f"llamacpp-{format}.gguf"), "auto"
+        stored, _, activations = format.partition(":")
+        read, asked = source, cases.Asked(stored, activations or "auto")
+        if stored.isupper():
+            read = Path(options.peers or "", "models", model, f"llamacpp-{stored}.gguf")
+            asked = replace(asked, quant="auto")
             if not read.is_file():
                 bench.console.print(f"{name} is left out of {model}: no {read}")
                 continue
         try:
             if not options.keep or not path.exists():
-                found = cases.compile_case(read, path, quant)
+                found = cases.compile_case(read, path, asked)
                 bench.add(model, 0, name, found if "compile" in options.cases else {})
             if "loss" in options.cases:
-                bench.add(model, 0, name, cases.loss_case(read, WORK, quant))
+                bench.add(model, 0, name, cases.loss_case(read, WORK, asked))
             llmc.load(path).close()  # hashes the weights, once
         except cases.CaseError as error:
             bench.fail(f"{model}, compile, {name}", error)
@@ -307,7 +309,12 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--peers", type=Path, metavar="FOLDER", help="interpreters and models of the peers")
     add("--models", type=partial(one_of, SOURCES), default=USUAL, help="of: " + ",".join(SOURCES))
-    add("--formats", type=words, default=words(FORMATS), help=f"of llmc, by default {FORMATS}")
+    add(
+        "--formats",
+        type=words,
+        default=words(FORMATS),
+        help=f"of llmc, by default {FORMATS}; q4:bf16 for other activations",
+    )
     add("--systems", type=words, default=[], help="only those whose names begin so, such as 'llmc q4,openvino'")
     add("--threads", type=lambda text: [int(each) for each in words(text)], default=[1, 2])
     add("--cases", type=partial(one_of, every_case), help="of: " + ",".join(every_case))

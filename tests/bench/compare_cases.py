@@ -129,11 +129,22 @@ def first_token(system: System, settings: Settings) -> Samples:
     return {"first token s": found[1:]}
 
 
-def compile_case(source: Path, output: Path, format: str) -> Samples:
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of `llmc compile`."""
+
+    quant: str
+    activations: str
+
+    def command(self, source: Path, output: Path | str) -> list[str]:
+        """The command, but for whether it checks."""
+        given = ["--quant", self.quant, "--activations", self.activations]
+        return [sys.executable, "-m", "llmc", "compile", str(source), "-o", str(output), *given]
+
+
+def compile_case(source: Path, output: Path, asked: Asked) -> Samples:
     """Compile, checks left out: seconds, and the most memory its processes held, as a multiple of the source's size."""
-    command = [
-        sys.executable, "-m", "llmc", "compile", str(source), "-o", str(output), "--quant", format, "--no-check",
-    ]  # fmt: skip
+    command = [*asked.command(source, output), "--no-check"]
     output.parent.mkdir(parents=True, exist_ok=True)
     start, peak = time.perf_counter(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -148,11 +159,10 @@ def compile_case(source: Path, output: Path, format: str) -> Samples:
     return {"compile s": [seconds], "compile MB": [peak / 1e6], "compile / source": [peak / source.stat().st_size]}
 
 
-def loss_case(source: Path, folder: Path, format: str) -> Samples:
-    """What the format loses against the unquantized model, by the check that `llmc compile` makes."""
+def loss_case(source: Path, folder: Path, asked: Asked) -> Samples:
+    """What it loses against the unquantized model, by the check that `llmc compile` makes."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
-        output = str(Path(made) / "checked.llmc")
-        command = [sys.executable, "-m", "llmc", "compile", str(source), "-o", output, "--quant", format, "--json"]
+        command = [*asked.command(source, Path(made) / "checked.llmc"), "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CaseError(done.stderr.strip()[-300:])

@@ -19,6 +19,7 @@ from llmc.compiler.driver.request import Request
 from llmc.compiler.driver.tuning.database import Database, Entry, Section, Tried, read_database, write_database
 from llmc.compiler.driver.tuning.model_kernels import model_calls, tunable
 from llmc.compiler.errors import LlmcError
+from llmc.runtime.loading.manifest import read_manifest
 from llmc.targets import target as targets
 from llmc.targets.tuned import target_key
 
@@ -238,3 +239,12 @@ def test_commands_refuse_what_is_no_database(tiny: Path, tmp_path: Path) -> None
 def test_an_artifact_keeps_the_formats_it_has(plain: Path, tmp_path: Path) -> None:
     line = _refused(_llmc("tune", plain, "-o", tmp_path / "db.json", "--quant", "q4"))
     assert line.endswith("--quant: an artifact has its formats already; leave it out")
+
+
+def test_kernels_that_tuning_does_not_know_are_refused(tiny: Path, tmp_path: Path) -> None:
+    path = compile_model(tiny, tmp_path / "rounded.llmc", quant="q4", activations="bf16").path
+    assert read_manifest(path).raw["quantization"]["activations"] == "bf16"
+    line = _refused(_llmc("tune", path, "-o", tmp_path / "db.json"))
+    assert line.endswith("compiled with --activations bf16, whose kernels llmc tune does not know")
+    rows = [row.split() for row in _llmc("inspect", path).stdout.splitlines()]
+    assert ["activations", "bf16"] in rows

@@ -99,6 +99,10 @@ def _of_artifact(request: Request, report: Any) -> tuple[str, dict[str, KernelCa
         raise LlmcError(f"{request.source}: {named}: an artifact has its formats already; leave it out")
     manifest = read_manifest(Path(request.source))
     spec, recipe = from_dict(manifest.raw["spec"]), manifest.raw["quantization"]["formats"]
-    exact = request.activations == "f32"
+    own = manifest.raw["quantization"].get("activations", "auto")  # of artifacts from before it was noted: unknown
+    asked = own if request.activations == "auto" else request.activations
+    if asked == "bf16":
+        raise LlmcError(f"{request.source}: compiled with --activations bf16, whose kernels llmc tune does not know")
+    exact = asked == "f32"
     _, step = planned_step(spec, recipe, manifest.kv.dtype, len(manifest.parts) or None, exact, report)
     return manifest.raw["name"], kernel_calls(step)
