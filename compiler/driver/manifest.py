@@ -16,7 +16,7 @@ from llmc.compiler.spec.endless import endless_modes
 
 def describe_model(
     model: Any, recipe: Recipe, equalized: bool, kv_dtype: str, stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int], activations: str,
+    variants: list[dict[str, Any]], functions: list[str], parts: Sequence[int] = (), activations: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest, less what `write_manifest` adds; `activations`: what was asked for."""
     spec: ModelSpec = model.spec
