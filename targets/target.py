@@ -106,8 +106,8 @@ class Target:
 
     @property
     def joins_rounded(self) -> bool:
-        """Whether activations that give bfloat16 can be one kernel with the matrix before them."""
-        return self.has("amx_bf16") and self.has("avx512bw")
+        """Whether tiles multiply unpacked weights; an activation that gives bfloat16 joins its matrix there."""
+        return all(self.has(flag) for flag in ("amx_tile", "amx_bf16", "avx512f", "avx512bw"))
 
     @property
     def linker(self) -> str:

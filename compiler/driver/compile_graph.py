@@ -46,7 +46,7 @@ def write_graph(request: Request, chosen: Sequence[targets.Target], knobs: Found
             chosen, request.tvm_runtime, report,
         )  # fmt: skip
         report("write", 0, 1)
-        manifest = describe_graph(graph, recipe, stored, weights, variants)
+        manifest = describe_graph(graph, recipe, stored, weights, variants, request.activations)
         artifact.write_manifest(folder, manifest)
     return manifest
 
@@ -121,9 +121,9 @@ def _in_format(graph: Imported, matrix: Packed) -> StoredWeight:
 
 def describe_graph(
     graph: Imported, recipe: dict[str, str], stored: Sequence[StoredWeight], weights: dict[str, Any],
-    variants: list[dict[str, Any]],
+    variants: list[dict[str, Any]], activations: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The manifest, less what `write_manifest` adds."""
+    """The manifest, less what `write_manifest` adds; `activations`: what was asked for."""
     values = [*graph.weights.values(), *graph.matrices.values()]
     count = max(1, sum(value.size for value in values))
     return {
@@ -138,6 +138,7 @@ def describe_graph(
             "format": describe(recipe.values()) if recipe else "f32",
             "bits_per_weight": round(8 * sum(w.nbytes for w in stored) / count, 4),
             "formats": recipe,
+            "activations": activations,
             "tensors": dict(Counter(w.format for w in stored)),
         },
         "variants": variants,

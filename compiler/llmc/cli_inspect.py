@@ -109,6 +109,7 @@ def _graph_summary(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         *conditions,
         ("operators", ", ".join(manifest["operators"])),
         ("weights", f"{quantization['format']}, {quantization['bits_per_weight']:.2f} bits each"),
+        *_activations(quantization),
         *_made(manifest),
     ]
 

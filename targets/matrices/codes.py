@@ -109,14 +109,12 @@ class Tile:
 
         Bits above a code's are not cleared when `lookup` ignores them.
         """
-        units = CHUNK // self.format.unit
-        words = sum(self.format.planes) * TILE
-        start = self._at(chunk, (self._inside(chunk, units) + unit) * words)
+        start = self._unit(chunk, unit)
         exact = self.table is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
         out: list[Any] = [None] * GROUPS
         shift = 0
         for bits in self.format.planes:
-            plane = [self._load(start + register * TILE) for register in range(bits)]
+            plane = self._plane(start, bits)
             for group, pieces in enumerate(places(bits)):
                 piece = _spread(plane, pieces) if len(pieces) > 1 else _moved(plane, *pieces[0], shift)
                 if exact and bits < 8:
@@ -124,6 +122,15 @@ class Tile:
                 out[group] = piece if out[group] is None else T.bitwise_or(out[group], piece)
             shift, start = shift + bits, start + bits * TILE
         return out
+
+    def _unit(self, chunk: Any, unit: int) -> Any:
+        """Index of a unit of the chunk."""
+        units = CHUNK // self.format.unit
+        return self._at(chunk, (self._inside(chunk, units) + unit) * sum(self.format.planes) * TILE)
+
+    def _plane(self, start: Any, bits: int) -> list[Any]:
+        """The registers of a plane that begins there."""
+        return [self._load(start + register * TILE) for register in range(bits)]
 
     def _load(self, index: Any) -> Any:
         self._ask_ahead(index)
@@ -162,16 +169,13 @@ class Tile:
         units, (bits, *more) = CHUNK // self.format.unit, self.format.planes
         for unit in range(units):
             if more or bits in SPREAD:
-                yield from ((held(code, "int32"), 0) for code in self.codes(chunk, unit))
-                if unit == units - 1:
-                    self._ask_for_tables(chunk)
-                continue
-            start = self._at(chunk, (self._inside(chunk, units) + unit) * bits * TILE)
-            plane = [self._load(start + register * TILE) for register in range(bits)]
+                words = [(code, 0) for code in self.codes(chunk, unit)]
+            else:
+                plane = self._plane(self._unit(chunk, unit), bits)
+                words = [(plane[register], at) for ((register, at, _),) in places(bits)]
             if unit == units - 1:
                 self._ask_for_tables(chunk)
-            for ((register, at, _),) in places(bits):
-                yield plane[register], at
+            yield from ((held(word, "int32"), at) for word, at in words)
 
     @property
     def raw_bits(self) -> int:

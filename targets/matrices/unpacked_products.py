@@ -23,7 +23,6 @@ from llmc.targets.target import Target
 from llmc.targets.vector import lanes, prefetch, registers
 
 FEW = tiles.SUMS * tiles.ROWS  # rows whose sums fit into tiles
-
 BLOCK = 128  # rows of a block, when there are more: measured
 TOGETHER = tiles.SUMS  # tiles of weights that a block of rows goes through at once
 # Chunks of a panel, the best first: two panels nearly fit into the first-level cache, and in sums rarely change places.

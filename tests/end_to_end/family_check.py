@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 import llmc
 from llmc.compiler.driver import compile_model
-from llmc.runtime.model import Model
-from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
+from feeding import all_logits
 from reference import is_greedy, logits
 
 PROMPT, ANSWER = 41, 32  # tokens; windows and original contexts of the cases are shorter than the prompt
@@ -29,15 +28,6 @@ def variants(kinds: Mapping[str, str]) -> set[str]:
     return {case for case, kind in kinds.items() if first.setdefault(kind, case) != case}
 
 
-def _steps(model: Model, ids: list[int], chunk: int) -> np.ndarray:
-    """(n, V) logits of every place, fed `chunk` tokens a step."""
-    sequence = model.runner.new_sequence()
-    parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
-    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.runner.release(sequence)
-    return np.concatenate(rows)
-
-
 def check(path: Path, twin: PreTrainedModel, output: Path, seed: int) -> None:
     """The model at `path`, compiled to `output` with float32 weights, gives what `twin` gives."""
     compile_model(path, output, quant="f32")
@@ -49,10 +39,10 @@ def check(path: Path, twin: PreTrainedModel, output: Path, seed: int) -> None:
         text = [*ids, *made.ids]
         expected = logits(twin, text)
         assert is_greedy(expected, ids, list(made.ids))
-        whole = _steps(model, text, len(text))
+        whole = all_logits(model, text, len(text))
         np.testing.assert_allclose(whole, expected, atol=TOLERANCE, rtol=0)
         for chunk in (7, 1):
-            np.testing.assert_array_equal(_steps(model, text, chunk), whole)
+            np.testing.assert_array_equal(all_logits(model, text, chunk), whole)
         batch = model.generate_batch([ids, other], max_tokens=ANSWER, ignore_eos=True)
         assert batch[0].ids == made.ids
         assert batch[1].ids == model.generate(other, max_tokens=ANSWER, ignore_eos=True).ids

@@ -13,11 +13,11 @@ import pytest
 import llmc
 from llmc.compiler.driver import compile_model
 from llmc.compiler.errors import LlmcError
-from llmc.runtime.model import Model
 from llmc.runtime.runner import Feed
 from llmc.targets import target as targets
 
 sys.path.insert(0, str(Path(__file__).parent))
+from feeding import all_logits
 from prompts import PROMPTS
 from test_graphs import CASES, ids, session_of
 
@@ -28,15 +28,6 @@ STRUCTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_embd": 128}),
     "odd": ("llama", {"hidden_size": 96, "intermediate_size": 100}),
 }
-
-
-def logits_of(model: Model, tokens: list[int], chunk: int) -> np.ndarray:
-    """Logits of every place, fed `chunk` tokens a step."""
-    sequence = model.runner.new_sequence()
-    parts = [tokens[i : i + chunk] for i in range(0, len(tokens), chunk)]
-    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.runner.release(sequence)
-    return np.concatenate(rows)
 
 
 def far(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -56,9 +47,9 @@ def test_it_is_near_float32_and_chunks_change_nothing(
     for activations in ("f32", "bf16"):
         path = compile_model(folder, tmp_path / f"{activations}.llmc", quant=quant, activations=activations).path
         with llmc.load(path) as model:
-            found[activations] = logits_of(model, tokens, len(tokens))
+            found[activations] = all_logits(model, tokens, len(tokens))
             for chunk in (1, 17, 70):
-                np.testing.assert_array_equal(logits_of(model, tokens, chunk), found[activations])
+                np.testing.assert_array_equal(all_logits(model, tokens, chunk), found[activations])
     assert 0 < far(found["bf16"], found["f32"]) < 0.02
 
 
@@ -70,11 +61,11 @@ def test_a_real_model_answers_as_with_float32(
 ) -> None:
     with llmc.load(smollm2_artifact("f32")) as exact:
         whole = [*exact.encode(PROMPTS[0]), *exact.generate(PROMPTS[0], max_tokens=24, ignore_eos=True).ids]
-        expected = logits_of(exact, whole, len(whole))
+        expected = all_logits(exact, whole, len(whole))
     compile_model(smollm2_gguf, tmp_path / "a.llmc", quant="q8", activations="bf16", target=target)
     with llmc.load(tmp_path / "a.llmc") as model:
-        found = logits_of(model, whole, len(whole))
-        np.testing.assert_array_equal(logits_of(model, whole, 1), found)
+        found = all_logits(model, whole, len(whole))
+        np.testing.assert_array_equal(all_logits(model, whole, 1), found)
         sequences = [model.runner.new_sequence() for _ in range(5)]
         together = model.runner.step([Feed(sequence, whole, "all") for sequence in sequences]).logits
     np.testing.assert_array_equal(together, np.tile(found, (5, 1)))

@@ -16,9 +16,9 @@ from llmc.compiler.driver import compile_model
 from llmc.frontends.source import open_model
 from llmc.runtime.generate import Generation
 from llmc.runtime.model import Model
-from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
+from feeding import all_logits
 from prompts import PROMPTS
 from reference import is_greedy, logits, reference, saved_reference
 
@@ -50,15 +50,6 @@ def smollm2(smollm2_artifact: Callable[..., Path]) -> Iterator[Model]:
         yield model
 
 
-def _all_logits(model: Model, ids: list[int], chunk: int) -> np.ndarray:
-    """Logits of every place, fed `chunk` tokens a step."""
-    sequence = model.runner.new_sequence()
-    parts = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
-    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.runner.release(sequence)
-    return np.concatenate(rows)
-
-
 @pytest.fixture(scope="module")
 def twin(smollm2_gguf: Path) -> LlamaForCausalLM:
     return reference(smollm2_gguf)
@@ -78,7 +69,7 @@ def test_smollm2_greedy_tokens_and_logits_are_those_of_transformers(
         whole = [*made.prompt_ids, *made.ids]
         expected = logits(twin, whole)
         assert is_greedy(expected, list(made.prompt_ids), list(made.ids)), prompt
-        np.testing.assert_allclose(_all_logits(smollm2, whole, 512), expected, atol=1e-3)
+        np.testing.assert_allclose(all_logits(smollm2, whole, 512), expected, atol=1e-3)
 
 
 @pytest.mark.model
@@ -96,7 +87,7 @@ def test_smollm2_from_a_safetensors_folder_gives_the_same(
         for prompt, wanted in zip(PROMPTS, answers, strict=True):
             assert model.generate(prompt, max_tokens=64, ignore_eos=True).ids == wanted.ids, prompt
         ids = list(answers[0].prompt_ids) + list(answers[0].ids)
-        np.testing.assert_allclose(_all_logits(model, ids, 512), _all_logits(smollm2, ids, 512), atol=1e-3)
+        np.testing.assert_allclose(all_logits(model, ids, 512), all_logits(smollm2, ids, 512), atol=1e-3)
 
 
 @pytest.mark.model
@@ -107,9 +98,9 @@ def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
 ) -> None:
     with llmc.load(smollm2_artifact(quant)) as model:
         ids = list(model.encode(PROMPTS[9]))
-        whole = _all_logits(model, ids, len(ids))
+        whole = all_logits(model, ids, len(ids))
         for chunk in (7, 1):
-            np.testing.assert_array_equal(_all_logits(model, ids, chunk), whole)
+            np.testing.assert_array_equal(all_logits(model, ids, chunk), whole)
         made = [model.generate(PROMPTS[9], max_tokens=24, prefill_chunk=chunk).ids for chunk in (512, 7, 1)]
         assert made[0] == made[1] == made[2]
 
@@ -128,7 +119,7 @@ def test_a_rotated_format_loses_less_than_one_as_it_is(smollm2: Model, smollm2_a
 
 def _log_shares(model: Model, ids: list[int]) -> np.ndarray:
     """(n, V) logarithms of the shares that a model gives each next token."""
-    found = _all_logits(model, ids, 512).astype(np.float64)
+    found = all_logits(model, ids, 512).astype(np.float64)
     found -= found.max(1, keepdims=True)
     return found - np.log(np.exp(found).sum(1, keepdims=True))
 
@@ -154,9 +145,9 @@ def test_odd_sizes_through_a_safetensors_folder(
     ids = np.random.default_rng(heads).integers(3, 333, 41).tolist()
     twin = reference(folder)
     with llmc.load(tmp_path / "tiny.llmc") as model:
-        whole = _all_logits(model, ids, 41)
+        whole = all_logits(model, ids, 41)
         np.testing.assert_allclose(whole, logits(twin, ids), atol=1e-4)
-        np.testing.assert_array_equal(_all_logits(model, ids, 7), whole)
+        np.testing.assert_array_equal(all_logits(model, ids, 7), whole)
         made = model.generate(ids, max_tokens=64, ignore_eos=True)
         assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
 
@@ -170,9 +161,9 @@ def test_every_family_through_its_folder(family: str, tiny_model: Callable[..., 
     twin = saved_reference(folder)
     expected = logits(twin, ids)
     with llmc.load(tmp_path / "tiny.llmc") as model:
-        whole = _all_logits(model, ids, 70)
+        whole = all_logits(model, ids, 70)
         np.testing.assert_allclose(whole, expected, atol=1e-4 * np.abs(expected).max())
-        np.testing.assert_array_equal(_all_logits(model, ids, 7), whole)
+        np.testing.assert_array_equal(all_logits(model, ids, 7), whole)
         made = model.generate(ids, max_tokens=48, ignore_eos=True)
         assert is_greedy(logits(twin, [*ids, *made.ids]), ids, list(made.ids))
     np.testing.assert_allclose(_unlowered_logits(folder, ids), expected, atol=1e-4 * np.abs(expected).max())

@@ -18,10 +18,10 @@ from llmc.compiler.formats import FORMATS
 from llmc.compiler.spec.tensors import is_router
 from llmc.frontends.source import open_model
 from llmc.runtime.model import Model
-from llmc.runtime.runner import Feed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from family_cases import CASES
+from feeding import all_logits
 
 pytestmark = pytest.mark.usefixtures("plain_code")
 
@@ -51,12 +51,7 @@ def folder(name: str, tiny_model: Callable[..., Path]) -> Path:
 
 
 def _steps(model: Model, chunk: int) -> np.ndarray:
-    """(n, V) logits of every place of IDS, fed `chunk` tokens a step."""
-    sequence = model.runner.new_sequence()
-    parts = [IDS[i : i + chunk] for i in range(0, len(IDS), chunk)]
-    rows = [model.runner.step([Feed(sequence, part, "all")]).logits.copy() for part in parts]
-    model.runner.release(sequence)
-    return np.concatenate(rows)
+    return all_logits(model, IDS, chunk)
 
 
 def _by_meaning(folder: Path, quant: str) -> np.ndarray:
