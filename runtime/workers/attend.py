@@ -18,7 +18,7 @@ from llmc.runtime.loading.weights import map_weights
 from llmc.runtime.workers.calls import CALL, COPY, END, USE, Answers
 from llmc.runtime.workers.member import complain
 from llmc.runtime.workers.team import Team
-from llmc.runtime.workers.world import launched, place
+from llmc.runtime.workers.world import Leave, launched, place
 
 _ANY = 2**31 - 1
 
@@ -38,7 +38,7 @@ def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
         reason, rank = reason_of(error), place()[0]
         if not complain(reason):
             sys.stderr.write(f"llmc: worker {rank}{_device(path, rank)}: {reason}\n")
-            sys.stderr.flush()
+            Leave.fail()
         os._exit(1)  # the front learns of it
     return True
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from llmc.runtime.workers.world import rank_said
+from llmc.runtime.workers.world import Leave, rank_said
 
 ADDRESS = "LLMC_LAUNCHER"  # in the environment of a worker: host:port:token
 _CONNECT_S = 20.0
@@ -64,6 +64,7 @@ def _join() -> None:
         ) from error
     way.settimeout(None)
     _way.append(way)
+    Leave.looked_after = True
     _tell(token=token, rank=rank_said())
     threading.Thread(target=_end_with, args=(way,), name="llmc-launcher", daemon=True).start()
 

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ _OF_MPIRUN = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_M
 _SHARED = "/dev/shm/mpich_shm_"  # of MPICH
 _BUSY_S, _SHORT_S = 0.002, 0.0002  # how long a wait polls without rest, and how long it rests then
 _IDLE_S, _LONG_S = 1.0, 0.002  # after so long it rests longer
+_LAST_WORDS_S = 0.2
 _PATIENCE = 32  # a rest is this part, at most, of what was waited
 
 
@@ -103,17 +105,32 @@ def to_front(value: Any) -> list[Any] | None:
 class Leave:
     """How this process leaves MPI when it ends.
 
-    MPI_Finalize waits for all, for ever where one has died; mpirun takes a process that ends without it for a failure.
-    So it is called once all are known to have done their work, and only then.
+    MPI_Finalize waits for all, for ever where one has died; a process that ends without it has failed. So it is called
+    once all are known to have done their work, and only then. MPICH's mpirun does not always notice who ends without
+    it: where no launcher of ours looks after the others, it is told to end them.
     """
 
-    allowed = False
+    allowed = False  # all have done their work
+    looked_after = False  # a launcher knows of this process
 
     @classmethod
     def take(cls) -> None:
         """At the end of the process."""
         if cls.allowed:
             mpi().Finalize()
+        else:
+            cls.fail()
+
+    @classmethod
+    def fail(cls) -> None:
+        """End all that mpirun started, this process too, once it has said why; nothing where a launcher does that."""
+        if cls.looked_after:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        time.sleep(_LAST_WORDS_S)  # mpirun passes on nothing of who has told it to end all
+        mpi().COMM_WORLD.Abort(1)
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
