@@ -7,6 +7,7 @@ for all of GATED (compiler/ops/quantized.py), with experts_bias of both too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import tvm
 from tvm import relax
 
 from llmc.compiler import ops
-from llmc.compiler.formats import FORMATS, GROUP, BlockFormat
+from llmc.compiler.formats import GROUP
 from llmc.compiler.ops import quantized, rounded
 from llmc.compiler.ops.narrowed import MULTIPLIED, after_linear
 from llmc.compiler.ops.quantized import BIAS, ENDINGS, EXPERTS, GATED, after_experts
@@ -28,9 +29,15 @@ _LINEAR = {name + ending: quantized.LINEAR for name in MULTIPLIED for ending in 
 _EXPERTS_THEN = {name + ending for name in GATED for ending in ENDINGS.values()}
 
 
-def fuse_activation(module: tvm.IRModule) -> tvm.IRModule:
-    """Every such activation as one op with its matrices. Where others read their results too all stay as they are."""
-    return rewrite_functions(_Fuse(module), module)
+Joins = Callable[[str, int], bool]  # a matrix's format and columns -> whether kernels join it so
+
+
+def fuse_activation(module: tvm.IRModule, joins: Joins = lambda format, columns: False) -> tvm.IRModule:
+    """Every such activation as one op with its matrices. Where others read their results too all stay as they are.
+
+    joins: of the matrices whose activation gives bfloat16.
+    """
+    return rewrite_functions(_Fuse(module, joins), module)
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,9 @@ class _Joined:
 
 @relax.expr_functor.mutator
 class _Fuse(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule) -> None:
+    def __init__(self, module: tvm.IRModule, joins: Joins) -> None:
         super().__init__(module)
+        self.joins = joins
         self.joined: dict[Any, _Joined] = {}  # what an activation alone reads -> what that becomes
         self.gone: set[Any] = set()  # variables that nobody reads then
         for function in module.functions.values():
@@ -63,11 +71,15 @@ class _Fuse(relax.PyExprMutator):
             if x not in bound or reads[x] != 1:
                 continue
             linear = ops.match(bound[x])
-            if linear is not None and linear[0].name == _LINEAR.get(op.name) and _is_whole(linear):
+            if linear is not None and linear[0].name == _LINEAR.get(op.name) and self._is_joined(linear):
                 self.joined[x] = _Joined(after_linear(linear[0].name, op.name), linear[1], linear[2])
                 self.gone.add(x)
             elif _is_concat(bound[x]) and op.name in _EXPERTS_THEN:
                 self._plan_experts(op.name, x, bound, reads)
+
+    def _is_joined(self, linear: Any) -> bool:
+        op, (x, *_), attrs = linear
+        return op.name != rounded.LINEAR or self.joins(str(attrs["format"]), 2 * int(x.ty.shape[1]))
 
     def _plan_experts(self, name: str, x: Any, bound: dict[Any, Any], reads: Any) -> None:
         found = [_matrix(part, bound, reads) for part in bound[x].args[0].fields]
@@ -131,13 +143,6 @@ def _same(one: Any, other: Any, bound: dict[Any, Any]) -> bool:
     if not isinstance(first, relax.TupleGetItem) or not isinstance(second, relax.TupleGetItem):
         return False
     return bool(first.tuple_value.same_as(second.tuple_value)) and int(first.index) == int(second.index)
-
-
-def _is_whole(linear: Any) -> bool:
-    """Whether kernels take a linear layer so: with bfloat16 those of block formats do, over whole groups of columns."""
-    op, (x, *_), attrs = linear
-    blocks = isinstance(FORMATS[str(attrs["format"])], BlockFormat)
-    return op.name != rounded.LINEAR or (blocks and 2 * int(x.ty.shape[1]) % GROUP == 0)
 
 
 def _is_concat(value: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats import GROUP
+from llmc.compiler.formats import FORMATS, GROUP, BlockFormat
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
 from llmc.targets.knobs import Knobs
 
@@ -105,9 +105,16 @@ class Target:
         return GROUP
 
     @property
-    def joins_rounded(self) -> bool:
-        """Whether tiles multiply unpacked weights; an activation that gives bfloat16 joins its matrix there."""
+    def has_bf16_tiles(self) -> bool:
+        """Whether there are tiles that multiply weights unpacked to bfloat16."""
         return all(self.has(flag) for flag in ("amx_tile", "amx_bf16", "avx512f", "avx512bw"))
+
+    def joins_rounded(self, format: str, columns: int) -> bool:
+        """Whether an activation that gives bfloat16 is one kernel with a matrix in this format, of so many columns:
+        where such tiles multiply it.
+        """
+        blocks = isinstance(FORMATS[format], BlockFormat)
+        return self.has_bf16_tiles and blocks and columns % GROUP == 0
 
     @property
     def linker(self) -> str:

@@ -50,7 +50,7 @@ def step_for(request: Request, target: targets.AnyTarget, step: Any) -> Any:
     step = round_activations(step) if request.rounds_to_bf16(target) else step
     step = fuse_rope(step) if target.turns_in_attention else step
     step = fuse_rounding(step, ROUNDED if target.rounds_attention else NARROWED, target.rounded_columns)
-    return fuse_activation(step) if target.joins_rounded else step
+    return fuse_activation(step, target.joins_rounded)
 
 
 def _kept(weights: list[StoredWeight]) -> list[tuple[Any, ...]]:

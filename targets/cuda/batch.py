@@ -18,8 +18,20 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
+from llmc.targets.cuda.activated import Activated
 from llmc.targets.cuda.batch_rows import Rows, Size, multiply_codes
-from llmc.targets.cuda.launch import after_launches, barrier, dynamic, f32, fill, held, launch, local, together
+from llmc.targets.cuda.launch import (
+    after_launches,
+    barrier,
+    dynamic,
+    f32,
+    fill,
+    held,
+    launch,
+    local,
+    shuffled,
+    together,
+)
 from llmc.targets.cuda.operands import Coded, Operands
 from llmc.targets.cuda.prelude import wait_copies
 from llmc.targets.cuda.product import ROWS, Product
@@ -64,37 +76,65 @@ class Strands:
         """What a strand summed."""
         T.buffer_store(self.data, four, [strand, eight, tile, T.ramp(lane * 4, 1, 4)])
 
-    def add_all(self, rows: int) -> None:
+    def add_all(self, rows: int, then: Activated | None) -> None:
         """The launch that adds them, of blocks of so many eights of rows."""
-        count = tiles(self.product.width) * rows * WARP
+        count = (tiles(self.product.width) if then is None else then.tiles_of_half(self.product.width)) * rows * WARP
         blocks = T.floordiv(self.product.out.shape[0] + (rows * ROWS - 1), rows * ROWS)
         grid = {"blockIdx.x": -(-count // _ADDING), "blockIdx.y": blocks, "threadIdx.x": _ADDING}
         with launch(grid) as (block, of_rows, thread):
             place = block * _ADDING + thread
             n, tile = T.floordiv(place, WARP) % rows, T.floordiv(place, WARP * rows)
             with T.If(place < count), T.Then():
-                self._add(of_rows * rows + n, tile, place % WARP)
+                if then is None:
+                    self._add(of_rows * rows + n, tile, place % WARP)
+                else:
+                    self._activate(of_rows * rows + n, tile, place % WARP, then)
+
+    def _totals(self, eight: Any, tile: Any, lane: Any) -> Any:
+        """Of a lane's four numbers all strands, in order."""
+        count = self.product.strands()
+        total, found = local((4,)), local((4 * count,))
+        for strand in range(count):
+            four = self.data[strand, eight, tile, T.ramp(lane * 4, 1, 4)]
+            T.buffer_store(found, four, [T.ramp(4 * strand, 1, 4)])
+        fill(total, f32(0))
+        for strand in range(count):
+            for i in range(4):
+                T.buffer_store(total, total[i] + found[4 * strand + i], [i])
+        return total
 
     def _add(self, eight: Any, tile: Any, lane: Any) -> None:
-        """Of a lane's four numbers all strands, in order, written where they are wanted."""
-        out, row, count = self.product.out, eight * ROWS + lane % 4 * 2, self.product.strands()
+        """A lane's four numbers, written where they are wanted."""
+        out, row = self.product.out, eight * ROWS + lane % 4 * 2
         with T.If(row < out.shape[0]), T.Then():
-            total, found = local((4,)), local((4 * count,))
-            for strand in range(count):
-                four = self.data[strand, eight, tile, T.ramp(lane * 4, 1, 4)]
-                T.buffer_store(found, four, [T.ramp(4 * strand, 1, 4)])
-            fill(total, f32(0))
-            for strand in range(count):
-                for i in range(4):
-                    T.buffer_store(total, total[i] + found[4 * strand + i], [i])
+            total = self._totals(eight, tile, lane)
             for i in range(4):
                 output = tile * TILE + T.floordiv(lane, 4) + i // 2 * 8
                 with T.If(tirx.all(row + i % 2 < out.shape[0], output < self.product.width)), T.Then():
                     T.buffer_store(out, total[i], [row + i % 2, output])
 
+    def _activate(self, eight: Any, tile: Any, lane: Any, then: Activated) -> None:
+        """What an activation makes of them. Lanes whose outputs are neighbours exchange: each has one of two rows."""
+        width = self.product.width
+        halves = [self._totals(eight, tile + half * then.tiles_of_half(width), lane) for half in range(then.halves)]
+        second = T.floordiv(lane, 4) % 2  # the row and the output of two that are the lane's own
+        row = eight * ROWS + lane % 4 * 2 + second
+        for down in range(2):
+            sums = []
+            for total in halves:
+                own = [total[2 * down], total[2 * down + 1]]
+                kept = held(T.Select(second == 0, own[0], own[1]))
+                other = shuffled(held(T.Select(second == 0, own[1], own[0])), 4, "float32")
+                sums.append([held(T.Select(second == i, kept, other)) for i in range(2)])
+            pair = T.floordiv(tile * TILE + T.floordiv(lane, 4) + 8 * down, 2)
+            with T.If(tirx.all(row < self.product.out.shape[0], 2 * pair < width // then.halves)), T.Then():
+                then.put(row, pair, sums)
 
-def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Strands) -> None:
-    """Both launches; strands meet in `found`."""
+
+def multiply_batch(
+    target: CudaTarget, product: Product, size: Size, found: Strands, then: Activated | None
+) -> None:  # fmt: skip
+    """Both launches; strands meet in `found`, and what is made of their sums follows."""
     strands, count, warps = product.strands(), tiles(product.width), size.warps
     groups = -(-count // warps)
     step = min(groups, max(target.multiprocessors // strands, 1))  # blocks of a strand
@@ -112,7 +152,7 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
         x = Rows(product, operands, size, memory, of_rows, thread)
         sums = local((size.rows * 4,))
         slab = Slab(operands, size.rows, 1, product.x_parts, sums)
-        ring.begin((group * warps + warp, step * warps, count - 1), turns, first, slabs)
+        ring.begin(lambda turn: T.min((group + turn * step) * warps + warp, count - 1), turns, first, slabs)
         after_launches()
         if size.chunks(product) == 1:
             x.make(first, slabs)
@@ -125,7 +165,7 @@ def multiply_batch(target: CudaTarget, product: Product, size: Size, found: Stra
                 for n in range(size.rows):
                     found.put(strand, of_rows * size.rows + n, tile, lane, sums[T.ramp(4 * n, 1, 4)])
         wait_copies(0)
-    found.add_all(size.rows)
+    found.add_all(size.rows, then)
 
 
 def _multiply_strand(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -55,18 +56,22 @@ def column_kernel(
 
     `width`: for each of so many columns instead.
     """
-    rows, columns = shapes[-1][0], width or int(shapes[-1][1])
     with IRBuilder() as builder, T.prim_func():
         buffers = arguments(dtypes, shapes)
-        grid = {"blockIdx.x": rows, "blockIdx.y": -(-columns // THREADS), "threadIdx.x": THREADS}
-        with launch(grid) as (row, block, thread):
-            column = block * THREADS + thread
-            if columns % THREADS:
-                with T.If(column < columns), T.Then():
-                    body(buffers, row, column)
-            else:
-                body(buffers, row, column)
+        _launch_columns(shapes[-1][0], width or int(shapes[-1][1]), lambda *place: body(buffers, *place))
     return builder.get()
+
+
+def _launch_columns(rows: Any, columns: int, body: Callable[[Any, Any], None]) -> None:
+    """A launch of `body(row, column)` in a thread of its own for each."""
+    grid = {"blockIdx.x": rows, "blockIdx.y": -(-columns // THREADS), "threadIdx.x": THREADS}
+    with launch(grid) as (row, block, thread):
+        column = block * THREADS + thread
+        if columns % THREADS:
+            with T.If(column < columns), T.Then():
+                body(row, column)
+        else:
+            body(row, column)
 
 
 def _bounded(x: Any, low: Any, high: Any) -> Any:
@@ -80,16 +85,24 @@ Four = Callable[[list[Any], Any, Any], list[Any]]  # buffers, row, places of nei
 def _places_kernel(
     dtypes: list[str], shapes: list[Any], operands: Four, function: Callable[..., Any], aligned: list[int]
 ) -> tirx.PrimFunc:
-    """A PrimFunc of out (M, C) = function(operands in its place); out of int32: as bfloat16 pairs (M, C/2).
+    """A PrimFunc of `_launch_places`."""
+    with IRBuilder() as builder, T.prim_func():
+        _launch_places(arguments(dtypes, shapes), operands, function, aligned)
+    return builder.get()
+
+
+def _launch_places(buffers: list[Any], operands: Four, function: Callable[..., Any], aligned: list[int]) -> None:
+    """A launch of out (M, C) = function(operands in its place); out of int32: as bfloat16 pairs (M, C/2).
 
     `aligned`: what else has to be a multiple of how many neighbours a thread has, for it reads them together.
     """
-    rounded = dtypes[-1] == "int32"
-    width = int(shapes[-1][1]) * (1 + rounded)
+    out = buffers[-1]
+    rounded = out.dtype == "int32"
+    width = int(out.shape[1]) * (1 + rounded)
     each = side_by_side(math.gcd(width, *aligned))
     count = each // (1 + rounded)
 
-    def body(buffers: list[Any], row: Any, group: Any) -> None:
+    def body(row: Any, group: Any) -> None:
         found = []
         for operand in operands(buffers, row, lanes(group * each, each)):
             found.append(local((each,)))
@@ -101,9 +114,9 @@ def _places_kernel(
             for i in range(count):
                 T.buffer_store(pairs, bf16_pair(found[0][2 * i], found[0][2 * i + 1]), [i])
         value = (pairs if rounded else found[0])[lanes(0, count)]
-        T.buffer_store(buffers[-1], value, [row, stored(group * count, count)])
+        T.buffer_store(out, value, [row, stored(group * count, count)])
 
-    return column_kernel(dtypes, shapes, body, width // each)
+    _launch_columns(out.shape[0], width // each, body)
 
 
 def _map(shapes: list[Any], function: Number, rounded: bool = False) -> tirx.PrimFunc:
@@ -128,38 +141,55 @@ def soft_cap(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> ti
     return _map(shapes, lambda x: capped(x, float(attrs["cap"])))
 
 
-def activate(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
-    """x (M, F) -> activation(x) (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
-    return _map(shapes, ACTIVATIONS[attrs["activation"]], rounded)
+@dataclass(frozen=True)
+class Activation:
+    """What becomes of a number of x, or of two: those in one place of x's `halves`. `of` gives the function."""
+
+    halves: int
+    of: Callable[[dict[str, Any]], Callable[..., Any]]  # attributes -> it
+
+    def launch(self, x: Any, out: Any, attrs: dict[str, Any]) -> None:
+        """x (M, halves * F) -> (M, F); out of int32: as bfloat16 pairs (M, F/2)."""
+        width = int(x.shape[1]) // self.halves
+
+        def operands(buffers: list[Any], row: Any, places: Any) -> list[Any]:
+            return [x[row, places + half * width] for half in range(self.halves)]
+
+        _launch_places([x, out], operands, self.of(attrs), [])
 
 
-def _halves(shapes: list[Any], function: Callable[[Any, Any], Any], rounded: bool) -> tirx.PrimFunc:
-    """x (M, 2F) -> function(first half, second half) (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
-    width = int(shapes[0][1]) // 2
-
-    def both(buffers: list[Any], row: Any, places: Any) -> list[Any]:
-        return [buffers[0][row, places], buffers[0][row, places + width]]
-
-    return _places_kernel(["float32", "int32" if rounded else "float32"], shapes, both, function, [])
-
-
-def gated(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False) -> tirx.PrimFunc:
-    """gate_up (M, 2F) -> activation(gate) * up (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
+def _gate(attrs: dict[str, Any]) -> Callable[..., Any]:
+    """activation(gate) * up."""
     activation = ACTIVATIONS[attrs["activation"]]
-    return _halves(shapes, lambda gate, up: activation(gate) * up, rounded)
+    return lambda gate, up: activation(gate) * up
 
 
-def bounded_gated(
-    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False
-) -> tirx.PrimFunc:  # fmt: skip
-    """gate_up (M, 2F) -> activation(gate) * (up + plus) (M, F), gate up to the limit, up within it; as gated."""
+def _bounded_gate(attrs: dict[str, Any]) -> Callable[..., Any]:
+    """activation(gate) * (up + plus), gate up to the limit, up within it."""
     activation, plus = ACTIVATIONS[attrs["activation"]], f32(attrs["plus"])
     low, high = f32(-attrs["limit"]), f32(attrs["limit"])
 
     def both(gate: Any, up: Any) -> Any:
         return activation(T.Select(gate > high, high, gate)) * (_bounded(up, low, high) + plus)
 
-    return _halves(shapes, both, rounded)
+    return both
+
+
+ACTIVATED = {
+    "activate": Activation(1, lambda attrs: ACTIVATIONS[attrs["activation"]]),
+    "gated": Activation(2, _gate),
+    "bounded_gated": Activation(2, _bounded_gate),
+}
+
+
+def activated(
+    name: str, target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], rounded: bool = False
+) -> tirx.PrimFunc:  # fmt: skip
+    """The kernel of an op of ACTIVATED: x (M, halves * F) -> (M, F); `rounded`: as bfloat16 pairs (M, F/2)."""
+    with IRBuilder() as builder, T.prim_func():
+        x, out = arguments(["float32", "int32" if rounded else "float32"], shapes)
+        ACTIVATED[name].launch(x, out, attrs)
+    return builder.get()
 
 
 def xielu(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -11,7 +11,8 @@ from tvm import tirx
 
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.ops import PREFIX
-from llmc.compiler.ops.rounded import ENDING
+from llmc.compiler.ops.narrowed import MULTIPLIED, after_linear
+from llmc.compiler.ops.rounded import ENDING, LINEAR
 from llmc.targets.cuda import (
     attention,
     elementwise,
@@ -43,9 +44,6 @@ KERNELS: dict[str, Kernel] = {
     "scale": elementwise.scale,
     "clip": elementwise.clip,
     "soft_cap": elementwise.soft_cap,
-    "activate": elementwise.activate,
-    "gated": elementwise.gated,
-    "bounded_gated": elementwise.bounded_gated,
     "xielu": elementwise.xielu,
     "take_rows": elementwise.take_rows,
     "take_columns": elementwise.take_columns,
@@ -78,19 +76,23 @@ KERNELS: dict[str, Kernel] = {
     **experts.KERNELS,
     **heads.KERNELS,
 }
+_ACTIVATED: dict[str, Callable[..., tirx.PrimFunc]] = {
+    name: partial(elementwise.activated, name) for name in elementwise.ACTIVATED
+}
+KERNELS |= _ACTIVATED
 
 _ROUNDED: dict[str, Callable[..., tirx.PrimFunc]] = {
     "rms_norm": norms.rms_norm,
     "add_rms_norm": norms.add_rms_norm,
     "layer_norm": norms.layer_norm,
     "add_layer_norm": norms.add_layer_norm,
-    "activate": elementwise.activate,
-    "gated": elementwise.gated,
-    "bounded_gated": elementwise.bounded_gated,
+    **_ACTIVATED,
     "attention": attention.attention,
     "rope_attention": attention.rope_attention,
 }
-KERNELS |= {name + ENDING: partial(kernel, rounded=True) for name, kernel in _ROUNDED.items()}
+KERNELS |= {name + ENDING: partial(kernel, rounded=True) for name, kernel in _ROUNDED.items()} | {
+    after_linear(LINEAR, name + ENDING): partial(linear.activated_linear, name) for name in MULTIPLIED
+}
 
 # Relax's own operations that are lowered as ours are.
 PLAIN: dict[str, Kernel] = {"add": elementwise.add, "concat": elementwise.concat}

@@ -3,6 +3,8 @@
 There are as many blocks as a chip holds at once; each takes one tile of outputs after another, a warp a strand. A
 warp's ring of weights goes on over its tiles, and is full before what is in front of the launch has ended: so memory is
 busy while others wait. x is made into operands once, by each warp what it multiplies.
+
+Where an activation of a gate and what it gates follows, a block takes tiles of both by turns.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.compiler.formats.plain import tiles
+from llmc.targets.cuda.activated import Activated
 from llmc.targets.cuda.launch import (
     after_launches,
     barrier,
@@ -55,9 +58,9 @@ class Size:
         return product.strands() * (self.room.words(product.pieces()) + _x_words(product))
 
 
-def fitted(target: CudaTarget, product: Product) -> Size | None:
+def fitted(target: CudaTarget, product: Product, then: Activated | None = None) -> Size | None:
     """Of most slabs together, two blocks a multiprocessor if that leaves enough; None where there is no room."""
-    static = product.form.values_at(_COPIES) + 8 * product.strands() * TILE + _RESERVED
+    static = product.form.values_at(_COPIES) + _parts_bytes(product, then) + _RESERVED
     for blocks in (2, 1):
         for count, fewest in ((4, 2), (2, 2), (1, 3)):
             sizes = [Size(blocks, Room(count, stages)) for stages in range(fewest, _MOST_STAGES + 1)]
@@ -75,21 +78,35 @@ def _x_words(product: Product) -> int:
     return product.run() * BLOCKS * (STEPS * QUARTERS * 2 * product.x_parts + product.form.offsets)
 
 
-def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
+def _parts_bytes(product: Product, then: Activated | None) -> int:
+    return 4 * 2 * _halves(then) * product.strands() * TILE
+
+
+def _halves(then: Activated | None) -> int:
+    return 1 if then is None else then.halves
+
+
+def multiply_one(target: CudaTarget, product: Product, size: Size, then: Activated | None = None) -> None:
     """The launch."""
-    count, strands = tiles(product.width), product.strands()
+    halves, strands = _halves(then), product.strands()
+    count = tiles(product.width) // halves
     blocks = min(count, size.blocks * target.multiprocessors)
     grid = {"blockIdx.x": blocks, "threadIdx.x": strands * WARP}
     with launch(grid, waits=False) as (block, thread), together(size.blocks):
         operands = Operands(product.form, thread, strands * WARP, _COPIES)
         warp, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
-        parts = shared((2, strands, TILE))
-        memory = dynamic(size.words(product), product.form.values_at(_COPIES) + 8 * strands * TILE)
+        parts = shared((2 * halves, strands, TILE))
+        memory = dynamic(size.words(product), product.form.values_at(_COPIES) + _parts_bytes(product, then))
         slabs, words = held(product.slabs_of(warp), "int32"), size.room.words(product.pieces())
         ring = Ring(product.pieces(), product.weight, memory, warp * words, size.room, lane)
         x = _Row(product, operands, memory, strands * words + warp * _x_words(product))
-        turns = T.floordiv(count - 1 - block, blocks) + 1
-        ring.begin((block, blocks, count - 1), turns, warp * product.run(), slabs)
+        turns = (T.floordiv(count - 1 - block, blocks) + 1) * halves
+
+        def tile(turn: Any) -> Any:
+            own = T.min(block + T.floordiv(turn, halves) * blocks, count - 1)
+            return own + turn % halves * count
+
+        ring.begin(tile, turns, warp * product.run(), slabs)
         after_launches()
         x.make(warp * product.run(), slabs, lane)
         sums = local((4,))
@@ -98,7 +115,12 @@ def multiply_one(target: CudaTarget, product: Product, size: Size) -> None:
             fill(sums, f32(0))
             ring.begin_tile(turn)
             _multiply_tile(product, slab, ring, x, slabs)
-            _add_strands(product, sums, parts, block + turn * blocks, turn, thread)
+            _put_strand(product, sums, parts, turn, thread)
+            if then is None:
+                _add_strands(product, parts, block + turn * blocks, turn, thread)
+            else:
+                with T.If(turn % halves == halves - 1), T.Then():
+                    _activate_strands(product, parts, block + T.floordiv(turn, halves) * blocks, turn, thread, then)
         wait_copies(0)
 
 
@@ -132,21 +154,42 @@ def _multiply_tile(product: Product, slab: Slab, ring: Ring, x: _Row, slabs: Any
         ring.leave()
 
 
-def _add_strands(product: Product, sums: Any, parts: Any, tile: Any, turn: Any, thread: Any) -> None:
-    """What strands summed of a tile, added in their order and written. What the next turn writes to is another half."""
-    strands, half = product.strands(), turn % 2
+def _put_strand(product: Product, sums: Any, parts: Any, turn: Any, thread: Any) -> None:
+    """What a warp summed of a tile, for others to read. What is written before they have read is another place."""
     strand, lane = T.floordiv(thread, WARP), T.floormod(thread, WARP)
     with T.If(lane % QUARTERS == 0), T.Then():  # lanes that have column 0, which is the row
         for i in range(2):
-            T.buffer_store(parts, sums[2 * i], [half, strand, T.floordiv(lane, QUARTERS) + 8 * i])
+            place = [turn % int(parts.shape[0]), strand, T.floordiv(lane, QUARTERS) + 8 * i]
+            T.buffer_store(parts, sums[2 * i], place)
+
+
+def _total(product: Product, parts: Any, turn: Any, output: Any) -> Any:
+    """What strands summed of an output of a tile, added in their order."""
+    total = local((1,))
+    T.buffer_store(total, f32(0), [0])
+    for other in range(product.strands()):
+        T.buffer_store(total, total[0] + parts[turn % int(parts.shape[0]), other, output], [0])
+    return total[0]
+
+
+def _add_strands(product: Product, parts: Any, tile: Any, turn: Any, thread: Any) -> None:
+    """A tile's outputs, written."""
     barrier()
     output = tile * TILE + thread
     with T.If(tirx.all(thread < TILE, output < product.width)), T.Then():
-        total = local((1,))
-        T.buffer_store(total, f32(0), [0])
-        for other in range(strands):
-            T.buffer_store(total, total[0] + parts[half, other, thread], [0])
-        T.buffer_store(product.out, total[0], [0, output])
+        T.buffer_store(product.out, _total(product, parts, turn, thread), [0, output])
+
+
+def _activate_strands(
+    product: Product, parts: Any, tile: Any, turn: Any, thread: Any, then: Activated
+) -> None:  # fmt: skip
+    """Of the tiles of the last turns, what an activation makes of them; a thread has two neighbours."""
+    barrier()
+    pair = T.floordiv(tile * TILE, 2) + thread
+    with T.If(tirx.all(thread < TILE // 2, 2 * pair < product.width // then.halves)), T.Then():
+        first = turn - (then.halves - 1)
+        sums = [[_total(product, parts, first + half, 2 * thread + i) for i in range(2)] for half in range(then.halves)]
+        then.put(0, pair, sums)
 
 
 class _Row:

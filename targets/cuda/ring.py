@@ -5,6 +5,7 @@ What is read is made room for at once. A warp's memory is full before it needs a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,9 @@ class Ring:
         self.room, self.lane, self.unit = room, lane, room.together * sum(pieces.lengths)
         self.has_head = pieces.format is not None and pieces.format.scale == "row"
 
-    def begin(self, tiles: tuple[Any, Any, int], turns: Any, slab: Any, count: Any) -> None:
-        """Let the first units come: of `turns` tiles, `count` slabs from `slab` on.
-
-        tiles: the first, how many are between one and the next, and the last there is, which stands for those behind.
-        """
-        (self.tile, self.step, self.last), self.slab, self.count = tiles, slab, count
+    def begin(self, tile: Callable[[Any], Any], turns: Any, slab: Any, count: Any) -> None:
+        """Let the first units come: of `turns` tiles, `count` slabs from `slab` on; `tile` gives that of a turn."""
+        self.tile, self.slab, self.count = tile, slab, count
         self.left = held(T.cast(turns, "int32"), "int32")  # tiles that are to come
         self.ahead, self.stage = local((2,), "int32"), local((2,), "int32")  # turn and slab; stages of both ends
         for i in range(2):
@@ -54,17 +52,14 @@ class Ring:
 
     def _read_head(self, turn: Any) -> None:
         """Begin to read what is needed when the next tile begins."""
-        tile = self._tile(T.min(turn, self.left - 1))
+        tile = self.tile(T.min(turn, self.left - 1))
         for i in range(2):
             row = T.floordiv(self.lane, 4) + 8 * i
             T.buffer_store(self.next_head, T.reinterpret("float32", held(self.matrix[tile, row], "int32")), [i])
 
-    def _tile(self, turn: Any) -> Any:
-        return T.min(self.tile + turn * self.step, self.last)
-
     def begin_tile(self, turn: Any) -> None:
         """The units that come next are those of another tile."""
-        self.now = held(T.cast(self._tile(turn), "int32"), "int32")
+        self.now = held(T.cast(self.tile(turn), "int32"), "int32")
         if self.has_head:
             for i in range(2):
                 T.buffer_store(self.head, self.next_head[i], [i])
@@ -96,7 +91,7 @@ class Ring:
     def _copy(self) -> None:
         """One unit more, where there is one."""
         state, together = self.ahead, self.room.together
-        place, tile = self.first + self.stage[1] * self.unit, self._tile(state[0])
+        place, tile = self.first + self.stage[1] * self.unit, self.tile(state[0])
         slabs = T.min(self.count - state[1], together)
         with T.If(state[0] < self.left), T.Then():
             self._copy_unit(tile, self.slab + state[1], place, slabs)

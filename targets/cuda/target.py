@@ -81,10 +81,9 @@ class CudaTarget:
         """Of how many columns, or a multiple, are results that norms and activations can give as bfloat16."""
         return 2
 
-    @property
-    def joins_rounded(self) -> bool:
-        """Whether activations that give bfloat16 can be one kernel with the matrix before them."""
-        return False
+    def joins_rounded(self, format: str, columns: int) -> bool:
+        """Whether an activation that gives bfloat16 is one kernel with a matrix in this format, of so many columns."""
+        return True
 
     def serves(self, other: object) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""

@@ -32,7 +32,7 @@ _SERIAL = 8  # rows up to which one thread makes results of all sums: others wou
 
 def can_multiply(target: Target, pairs: int) -> bool:
     """Whether there are tiles of bfloat16 and the columns, in pairs, are whole chunks."""
-    return target.joins_rounded and 2 * pairs % CHUNK == 0
+    return target.has_bf16_tiles and 2 * pairs % CHUNK == 0
 
 
 def unpacked_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -90,5 +90,8 @@ def test_experts_are_refused(tiny_model: Callable[..., Path], tmp_path: Path) ->
 
 def test_targets_say_what_they_join() -> None:
     tiled = next(target for target in targets.variants("x86_64") if target.has("amx_bf16"))
-    assert tiled.joins_rounded
-    assert not any(target.joins_rounded for target in targets.variants("x86_64") if target != tiled)
+    assert tiled.joins_rounded("q4", 64)
+    assert not tiled.joins_rounded("q4", 96)  # no whole groups
+    assert not tiled.joins_rounded("bf16", 64)
+    assert not any(target.joins_rounded("q4", 64) for target in targets.variants("x86_64") if target != tiled)
+    assert targets.CUDA_TARGETS["cuda:sm_90"].joins_rounded("bf16", 96)

@@ -151,8 +151,10 @@ def test_matrices_of_experts_stay_where_they_differ_or_others_read_them(case: di
     tvm.ir.assert_structural_equal(fuse_activation(module), module)
 
 
-def test_with_bfloat16_matrices_of_block_formats_are_joined_and_others_not() -> None:
-    def joined(format: str, columns: int) -> Counter[str]:
+def test_with_bfloat16_matrices_are_joined_that_kernels_join() -> None:
+    asked = []
+
+    def joined(format: str, columns: int, joins: bool) -> Counter[str]:
         x = relax.Var("x", relax.TensorType((3, columns // 2), "int32"))
         weight = relax.Var("w", relax.TensorType(FORMATS[format].packed_shape(128, columns), "int32"))
         builder = relax.BlockBuilder()
@@ -161,9 +163,10 @@ def test_with_bfloat16_matrices_of_block_formats_are_joined_and_others_not() -> 
                 y = ops.emit(builder, "bf16_linear", x, weight, format=format, width=128)
                 output = builder.emit_output(ops.emit(builder, "gated_bf16", y, activation="silu"))
             builder.emit_func_output(output)
-        bindings = fuse_activation(builder.get())["step"].body.blocks[0].bindings
+        module = fuse_activation(builder.get(), lambda *matrix: asked.append(matrix) or joins)
+        bindings = module["step"].body.blocks[0].bindings
         return Counter(found[0].name for found in (ops.match(binding.value) for binding in bindings) if found)
 
-    assert joined("q4", 64) == {"bf16_linear_gated_bf16": 1}
-    assert joined("q4", 96) == {"bf16_linear": 1, "gated_bf16": 1}  # no whole groups of columns
-    assert joined("bf16", 64) == {"bf16_linear": 1, "gated_bf16": 1}
+    assert joined("q4", 64, True) == {"bf16_linear_gated_bf16": 1}
+    assert joined("q4", 96, False) == {"bf16_linear": 1, "gated_bf16": 1}
+    assert asked == [("q4", 64), ("q4", 96)]
