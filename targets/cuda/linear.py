@@ -30,8 +30,8 @@ from tvm.script.ir_builder import tirx as T
 from llmc.targets.arguments import arguments
 from llmc.targets.cuda import batch, one_row, prefill, warpgroups
 from llmc.targets.cuda.activated import Activated
-from llmc.targets.cuda.elementwise import ACTIVATED, Activation
-from llmc.targets.cuda.fragments import Read, floats, pairs
+from llmc.targets.cuda.elementwise import ACTIVATED
+from llmc.targets.cuda.fragments import floats, pairs
 from llmc.targets.cuda.image import Image
 from llmc.targets.cuda.launch import by_rows
 from llmc.targets.cuda.operands import Form
@@ -43,77 +43,79 @@ FEW, BATCH = Shape(1, 1), Shape(4, 2)  # shapes of blocks of few rows, and of a 
 BATCH_ROWS = 64  # the most of a batch
 
 
-def _linear(
-    target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], dtype: str, columns: int, read: Read, parts: int,
-    activation: Activation | None = None,
-) -> Any:  # fmt: skip
-    """x, weight -> (M, N), of so many columns a row of x, which `read` reads in so many parts.
+class _Linear:
+    """A linear layer's launches, with an activation behind it, if there is one; made in a PrimFunc, outside of them."""
 
-    Where an activation follows: what that makes of the result, as bfloat16 pairs.
-    """
-    matrix = {"f32": "float32"}.get(str(attrs["format"]), "int32")
-    with IRBuilder() as builder, T.prim_func():
-        x, weight, out = arguments([dtype, matrix, "int32" if activation else "float32"], shapes)
-        form, width = Form(str(attrs["format"])), int(attrs["width"])
-        results = T.alloc_buffer((x.shape[0], width)) if activation else out
-        product = Product(x, weight, results, form, width, columns, read, parts)
-        then = Activated(activation, attrs, out) if activation else None
-        groups, size = warpgroups.fitted(target, product), prefill.fitted(target, product)
-        many = groups or size
-        image = Image(product, many.rows)
-        few, some = (shape.fitted(target, product) for shape in (FEW, BATCH))
-        joined = then if then is not None and then.fits(width) else None
-        one = one_row.fitted(target, product, joined) if joined is then else None
-        staying = batch.fitted(target, product, BATCH.rows)
-        found = None if staying is None else batch.Strands(product, BATCH.rows, BATCH_ROWS)
+    def __init__(self, target: CudaTarget, product: Product, then: Activated | None = None) -> None:
+        self.target, self.product, self.then = target, product, then
+        self.groups, self.many = warpgroups.fitted(target, product), prefill.fitted(target, product)
+        self.image = Image(product, (self.groups or self.many).rows)
+        self.few, self.some = (shape.fitted(target, product) for shape in (FEW, BATCH))
+        self.joined = then if then is not None and then.fits(product.width) else None
+        self.one = one_row.fitted(target, product, self.joined) if self.joined is then else None
+        self.staying = batch.fitted(target, product, BATCH.rows)
+        self.found = None if self.staying is None else batch.Strands(product, BATCH.rows, BATCH_ROWS)
 
-        def finish() -> None:
-            if then is not None:
-                then.launch(results)
-
-        def multiply_eight() -> None:
-            multiply_few(product, few, None)
-            finish()
-
-        def multiply_batch() -> None:
-            if staying is not None and found is not None:
-                batch.multiply_batch(target, product, staying, found, joined)
-                if joined is None:
-                    finish()
-            else:
-                image.write(some.rows)
-                multiply_few(product, some, image)
-                finish()
-
-        def write_and_multiply_many() -> None:
-            image.write(many.rows, apart=groups is not None)
-            if groups is not None:
-                warpgroups.multiply_most(product, image, groups)
-            else:
-                prefill.multiply_many(product, image, size)
-            finish()
-
+    def launch(self) -> None:
+        """Those for the number of rows."""
         launches: list[tuple[int, Callable[[], None]]] = []
-        if one is not None:
-            launches.append((1, partial(one_row.multiply_one, target, product, one, joined)))
-        launches += [(FEW.rows * ROWS, multiply_eight), (BATCH_ROWS, multiply_batch)]
-        by_rows(out.shape[0], launches, write_and_multiply_many)
-    return builder.get()
+        if self.one is not None:
+            launches.append((1, partial(one_row.multiply_one, self.target, self.product, self.one, self.joined)))
+        launches += [(FEW.rows * ROWS, self._eight), (BATCH_ROWS, self._batch)]
+        by_rows(self.product.out.shape[0], launches, self._most)
+
+    def _finish(self) -> None:
+        if self.then is not None:
+            self.then.launch(self.product.out)
+
+    def _eight(self) -> None:
+        multiply_few(self.product, self.few, None)
+        self._finish()
+
+    def _batch(self) -> None:
+        if self.staying is not None and self.found is not None:
+            batch.multiply_batch(self.target, self.product, self.staying, self.found, self.joined)
+            if self.joined is None:
+                self._finish()
+        else:
+            self.image.write(self.some.rows)
+            multiply_few(self.product, self.some, self.image)
+            self._finish()
+
+    def _most(self) -> None:
+        if self.groups is not None:
+            self.image.write(self.groups.rows, apart=True)
+            warpgroups.multiply_most(self.product, self.image, self.groups)
+        else:
+            self.image.write(self.many.rows)
+            prefill.multiply_many(self.product, self.image, self.many)
+        self._finish()
+
+
+def _matrix(attrs: dict[str, Any]) -> str:
+    """The dtype of a packed matrix."""
+    return {"f32": "float32"}.get(str(attrs["format"]), "int32")
 
 
 def packed_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
     """x (M, K), packed (N = width, K) -> (M, N): x in two parts of bfloat16."""
-    columns = int(shapes[0][1])
-    return _linear(target, shapes, attrs, "float32", columns, floats(columns), 2)
+    columns, form = int(shapes[0][1]), Form(str(attrs["format"]))
+    with IRBuilder() as builder, T.prim_func():
+        x, weight, out = arguments(["float32", _matrix(attrs), "float32"], shapes)
+        product = Product(x, weight, out, form, int(attrs["width"]), columns, floats(columns), 2)
+        _Linear(target, product).launch()
+    return builder.get()
 
 
-def bf16_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """bfloat16 pairs x (M, K/2), packed (N = width, K) -> (M, N)."""
-    count = int(shapes[0][1])
-    return _linear(target, shapes, attrs, "int32", 2 * count, pairs(count), 1)
+def bf16_linear(target: CudaTarget, shapes: list[Any], attrs: dict[str, Any], then: str = "") -> tirx.PrimFunc:
+    """bfloat16 pairs x (M, K/2), packed (N = width, K) -> (M, N).
 
-
-def activated_linear(name: str, target: CudaTarget, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:
-    """As `bf16_linear`, and then an op of ACTIVATED: -> bfloat16 pairs (M, width / halves / 2)."""
-    count = int(shapes[0][1])
-    return _linear(target, shapes, attrs, "int32", 2 * count, pairs(count), 1, ACTIVATED[name])
+    then: an op of ACTIVATED; what it gives is bfloat16 pairs (M, width / halves / 2).
+    """
+    count, width, form = int(shapes[0][1]), int(attrs["width"]), Form(str(attrs["format"]))
+    with IRBuilder() as builder, T.prim_func():
+        x, weight, out = arguments(["int32", _matrix(attrs), "int32" if then else "float32"], shapes)
+        results = T.alloc_buffer((x.shape[0], width)) if then else out
+        product = Product(x, weight, results, form, width, 2 * count, pairs(count), 1)
+        _Linear(target, product, Activated(ACTIVATED[then], attrs, out) if then else None).launch()
+    return builder.get()

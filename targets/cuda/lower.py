@@ -91,7 +91,7 @@ _ROUNDED: dict[str, Callable[..., tirx.PrimFunc]] = {
     "rope_attention": attention.rope_attention,
 }
 KERNELS |= {name + ENDING: partial(kernel, rounded=True) for name, kernel in _ROUNDED.items()} | {
-    after_linear(LINEAR, name + ENDING): partial(linear.activated_linear, name) for name in MULTIPLIED
+    after_linear(LINEAR, name + ENDING): partial(linear.bf16_linear, then=name) for name in MULTIPLIED
 }
 
 # Relax's own operations that are lowered as ours are.
