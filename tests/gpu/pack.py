@@ -30,16 +30,19 @@ sys.path[:0] = [str(ROOT / "tests" / name) for name in ("gpu", "", "targets", "c
 import shapes
 from attention_cases import ATTENTION_CASES, DEVICE_CASES, attention, on_tensor_cores
 from expert_cases import EXPERT_CASES
-from kernel_cases import CASES, Case, embedding_case, linear_case
+from kernel_cases import CASES, Case, embedding_case, floats, linear_case, packed
 from latent_kernel_cases import LATENT_CASES
 from packaging.requirements import Requirement
 from tvm import sym, tirx
 
+from llmc.compiler import meaning
 from llmc.compiler.driver import compile_model
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, RUNTIME, copy_runtime, find_runtime
 from llmc.compiler.formats import FORMATS, from_bf16
 from llmc.compiler.kv_pages import KINDS as PAGE_KINDS
-from llmc.compiler.ops import OPS
+from llmc.compiler.ops import OPS, rounded
+from llmc.compiler.ops.narrowed import after_linear
+from llmc.compiler.ops.rounded import ENDING
 from llmc.targets.cuda.build import compile_kernels
 from llmc.targets.cuda.lower import ADD_PARTS, KERNELS, add_parts, make_kernel
 from llmc.targets.cuda.target import CUDA_TARGETS, CudaTarget
@@ -67,7 +70,10 @@ EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES | DEVICE_CASES
 
 
 def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tuple[str, Case]]:
-    """Names and cases: every op at random sizes, linear layers and look-ups in these formats, long texts."""
+    """Names and cases: every op at random sizes, linear layers and look-ups in these formats, long texts.
+
+    What gives bfloat16 at once, alone or with the matrix before it, as well.
+    """
     for op in sorted(set(KERNELS) & set(EVERY)):
         for number in range(seeds):
             yield f"{op}_{number}", EVERY[op](np.random.default_rng([seed, number, len(op)]))
@@ -84,6 +90,23 @@ def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tupl
             one = [a[1:2].copy() if i in case.symbolic else a for i, a in enumerate(case.arrays)]
             yield f"{op}_{name}_one_row", replace(case, arrays=one)
         yield f"packed_embedding_{name}", embedding_case(rng, name)
+    for op in rounded.ROUNDED:
+        rng = np.random.default_rng([seed, *map(ord, op)])
+        cases = (EVERY[op](rng) for _ in iter(int, 1))
+        yield f"rounded_{op}", next(replace(case, op=op + ENDING) for case in cases if _last_width(case) % 2 == 0)
+    for name in {*formats} & {*ROUNDED}:
+        rng = np.random.default_rng([seed, *map(ord, name)])
+        x, weight = meaning.round_rows(floats(rng, 150, 640)), packed(rng, name, 192, 640)
+        attrs = {"format": name, "width": 192, "activation": "silu"}
+        for rows in (150, 19, 5, 1):
+            case = Case(after_linear(rounded.LINEAR, "gated" + ENDING), [x[:rows].copy(), weight], attrs, (0,))
+            yield f"{case.op}_{name}_{rows}", case
+
+
+def _last_width(case: Case) -> int:
+    """Of the last result of an op."""
+    given = OPS[case.op].meaning(*(array.copy() for array in case.arrays), **case.attrs)
+    return int((given[-1] if isinstance(given, tuple) else given).shape[-1])
 
 
 def write_kernels(
@@ -105,7 +128,10 @@ def write_kernels(
         arrays |= {f"output_{i}": each for i, each in enumerate(outputs)}
         arrays |= {f"workspace_{i}": each for i, each in enumerate(workspaces)}
         np.savez_compressed(folder / f"{name}.npz", **arrays)
-        entries.append({"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": tolerance(case, outputs)})
+        entries.append(
+            {"op": case.op, "function": name, "file": f"{name}.npz", "tolerance": tolerance(case, outputs),
+             "rounded": case.op.endswith(ENDING)}
+        )  # fmt: skip
     module, _ = compile_kernels(functions | {ADD_PARTS: add_parts(target)}, target)
     module.export_library(str(folder / "kernels.so"))
     (folder / "cases.json").write_text(json.dumps(entries, indent=1))
@@ -116,15 +142,18 @@ def write_kernels(
 
 def tolerance(case: Case, outputs: list[np.ndarray]) -> float:
     """Of the greatest number. Products of floats go in two parts of bfloat16 each (docs/cuda.md says how far off)."""
+    if case.op.endswith(ENDING):  # as bfloat16 the next one may be as near
+        plain = replace(case, op=case.op.removesuffix(ENDING))
+        return 2.0**-8 + tolerance(plain, outputs)
     if case.op in ATTENTION_CASES | DEVICE_CASES:
         case = on_tensor_cores(case)
     if case.op not in ("packed_linear", "bf16_linear"):
         return 2 * case.tolerance
     x, weight = case.arrays
-    rounded = case.op == "bf16_linear"
-    x = from_bf16(x.view(np.uint16)) if rounded else x
+    pairs = case.op == rounded.LINEAR
+    x = from_bf16(x.view(np.uint16)) if pairs else x
     sizes = np.abs(x) @ np.abs(FORMATS[case.attrs["format"]].stored(weight, int(case.attrs["width"]), x.shape[1])).T
-    off = 2.0**-22 if rounded else 3 * 2.0**-18  # sums of floats that cancel; products of parts
+    off = 2.0**-22 if pairs else 3 * 2.0**-18  # sums of floats that cancel; products of parts
     return 2 * case.tolerance + off * float(sizes.max() / np.abs(outputs[0]).max())
 
 
