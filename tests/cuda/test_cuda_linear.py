@@ -48,11 +48,11 @@ def shared_bytes(buffers: list[Any], scope: str) -> int:
 def test_shared_memory_of_every_launch_fits(name: str, chip: str) -> None:
     """Of wide layers and of narrow ones, that of its code and what it asks for besides."""
     target, rows = CUDA_TARGETS[chip], tirx.Var("m", "int64")
-    for op, halves in (("packed_linear", 1), ("bf16_linear", 2)):
+    for op, halves, given in (("packed_linear", 1, 1), ("bf16_linear", 2, 1), ("bf16_linear_gated_bf16", 2, 4)):
         for width, columns in ((4096, 4096), (28672, 4096), (40, 96)):
             matrix = list(FORMATS[name].packed_shape(width, columns))
-            shapes = [[rows, columns // halves], matrix, [rows, width]]
-            made = make_kernel(op, target, shapes, {"format": name, "width": width})
+            shapes = [[rows, columns // halves], matrix, [rows, width // given]]
+            made = make_kernel(op, target, shapes, {"format": name, "width": width, "activation": "silu"})
             for buffers in launches(made.body):
                 static, asked = (shared_bytes(buffers, scope) for scope in ("shared", "shared.dyn"))
                 assert static <= STATIC_SHARED_BYTES, (op, width)
