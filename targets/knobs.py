@@ -12,6 +12,7 @@ class Knobs:
     prefetch_bytes: int = 8192  # how far ahead a weight stream is asked for when it is read at memory's speed; 0: not
     few_rows: int = 2  # with how many rows at most it is, where one instruction does the products of a word and a row
     prefetch_far_bytes: int = 8192  # the same, into the second-level cache, when rows make work of each line
+    prefetch_near_bytes: int = 0  # and of those lines the ones nearer, into the first level, as they come; 0: not
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
     row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
     tile_rows: int = 8  # from so many rows on tile registers are used where there are some; 0: never
@@ -22,7 +23,8 @@ class Knobs:
 CANDIDATES: dict[str, tuple[int, ...]] = {
     "prefetch_bytes": (0, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
     "few_rows": (0, 1, 2, 4),
-    "prefetch_far_bytes": (0, 2048, 3072, 4096, 6144, 7168, 8192, 16384),
+    "prefetch_far_bytes": (0, 2048, 3072, 4096, 4608, 5120, 6144, 7168, 8192, 16384),
+    "prefetch_near_bytes": (0, 512, 1024, 2048, 2560, 3072),
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
     "tile_rows": (0, 4, 7, 8, 9, 10, 12, 16, 24),

@@ -13,8 +13,17 @@ def ask_ahead(target: Target, weight: Any, place: Any, quick: bool) -> None:
 
     Where each line of the cache is worked on for longer, lines asked for far ahead into the first-level cache, which
     can wait for two dozen at once on many CPUs, would keep those back that are needed now: they are asked for into the
-    second level.
+    second level, and once more, nearer, into the first.
     """
-    ahead = target.knobs.prefetch_bytes if quick else target.knobs.prefetch_far_bytes
+    knobs = target.knobs
+    if quick:
+        _ask(weight, place, knobs.prefetch_bytes, far=False)
+    else:
+        _ask(weight, place, knobs.prefetch_far_bytes, far=True)
+        _ask(weight, place, knobs.prefetch_near_bytes, far=False)
+
+
+def _ask(weight: Any, place: Any, ahead: int, far: bool) -> None:
+    """Ask for the line so many bytes ahead, if any."""
     if ahead:
-        prefetch(weight.access_ptr("r", offset=place + ahead // 4), far=not quick)
+        prefetch(weight.access_ptr("r", offset=place + ahead // 4), far=far)

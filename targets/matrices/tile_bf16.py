@@ -75,7 +75,7 @@ def _body(target: Target, pairs: int) -> Callable[[list[Any]], Reduce]:
                 sums = [zeros(rows, "float32") for _ in range(2)]  # of odd columns, of even ones
                 for pair in range(tiles.BF16_PAIRS):
                     k = step * tiles.BF16_PAIRS + pair
-                    ask_ahead(target, weight, (tile * pairs + k) * TILE, quick=True)
+                    ask_ahead(target, weight, (tile * pairs + k) * TILE, rows <= target.knobs.few_rows)
                     words = bf16_halves(weight[tile, k, lanes(0)])
                     for r in range(rows):
                         left = bf16_halves(splat(x[row + r, k]))
