@@ -124,14 +124,24 @@ class Rows:
         """The total of a row of the left in a step, counted from the first column."""
         return self.left[2][row, first_total(self.panel.format, self.panel.reader.columns) + step]
 
-    def through_panels(self, add: Callable[[Any, Any], None]) -> None:
-        """Unpack one panel after another, and `add(first chunk, chunks)` for each."""
+    def through_panels(
+        self, add: Callable[[Any, Any], None], begin: Callable[[Any, Any], None] | None = None,
+        unpacked: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Unpack one panel after another, and `add(first chunk, chunks)` for each.
+
+        Before it is unpacked `begin(first chunk, chunks)`, and behind each chunk `unpacked()`, where there are such.
+        """
         most, chunks = self.panel.chunks, self.panel.reader.columns // CHUNK
         with T.serial(0, -(-chunks // most)) as number:
             first = number * most
             here = T.min(chunks - first, most)
+            if begin is not None:
+                begin(first, here)
             with T.serial(0, here) as at:
                 self.panel.unpack(first + at, at)
+                if unpacked is not None:
+                    unpacked()
             add(first, here)
 
     def write(self, write: Write, first: Any, count: Any) -> None:

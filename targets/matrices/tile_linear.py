@@ -46,7 +46,8 @@ def _multiply(
     rows = Rows(panel, [left.codes, left.scales, left.totals], start, count, target.knobs.row_block, over=tiles.ROWS)
     together = max(1, _DOTS // rows.steps)
     ahead = NextPanel(panel, -(-target.knobs.row_block // tiles.ROWS), together)
-    rows.through_panels(_Groups(rows, left, ahead, write).add)
+    groups = _Groups(rows, left, ahead, write)
+    rows.through_panels(groups.add, groups.begin, ahead.ask_early)
     tiles.release()
 
 
@@ -67,9 +68,12 @@ class _Groups:
         self.whole, self.over = T.floordiv(rows.count, tiles.ROWS), T.floormod(rows.count, tiles.ROWS)
         tiles.configure(rows.step, T.Select(self.whole > 0, i32(tiles.ROWS), T.cast(self.over, "int32")))
 
+    def begin(self, first: Any, chunks: Any) -> None:
+        """So many chunks from the first on are unpacked next: what is behind them is asked for from then on."""
+        self.ahead.begin(first + chunks, T.ceildiv(self.rows.count, tiles.ROWS), chunks)
+
     def add(self, first: Any, chunks: Any) -> None:
         """The products of `chunks` chunks from the first on, which the panel holds."""
-        self.ahead.begin(first + chunks, T.ceildiv(self.rows.count, tiles.ROWS), chunks)
         with T.serial(0, self.whole) as group:
             self._add(first, chunks, group, tiles.ROWS, tiles.ROWS)
         with T.If(self.over > 0), T.Then():
