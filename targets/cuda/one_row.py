@@ -89,7 +89,7 @@ def _halves(then: Activated | None) -> int:
 def multiply_one(target: CudaTarget, product: Product, size: Size, then: Activated | None = None) -> None:
     """The launch."""
     halves, strands = _halves(then), product.strands()
-    count = tiles(product.width) // halves
+    count = tiles(product.width) if then is None else then.tiles_of_half(product.width)
     blocks = min(count, size.blocks * target.multiprocessors)
     grid = {"blockIdx.x": blocks, "threadIdx.x": strands * WARP}
     with launch(grid, waits=False) as (block, thread), together(size.blocks):

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -69,7 +69,7 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux201
 EVERY = CASES | EXPERT_CASES | LATENT_CASES | ATTENTION_CASES | DEVICE_CASES
 
 
-def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tuple[str, Case]]:
+def kernel_cases(seed: int, seeds: int, formats: Collection[str]) -> Iterator[tuple[str, Case]]:
     """Names and cases: every op at random sizes, linear layers and look-ups in these formats, long texts.
 
     What gives bfloat16 at once, alone or with the matrix before it, as well.
@@ -92,9 +92,11 @@ def kernel_cases(seed: int, seeds: int, formats: Iterable[str]) -> Iterator[tupl
         yield f"packed_embedding_{name}", embedding_case(rng, name)
     for op in rounded.ROUNDED:
         rng = np.random.default_rng([seed, *map(ord, op)])
-        cases = (EVERY[op](rng) for _ in iter(int, 1))
-        yield f"rounded_{op}", next(replace(case, op=op + ENDING) for case in cases if _last_width(case) % 2 == 0)
-    for name in {*formats} & {*ROUNDED}:
+        case = EVERY[op](rng)
+        while _last_width(case) % 2:
+            case = EVERY[op](rng)
+        yield f"rounded_{op}", replace(case, op=op + ENDING)
+    for name in [name for name in ROUNDED if name in formats]:
         rng = np.random.default_rng([seed, *map(ord, name)])
         x, weight = meaning.round_rows(floats(rng, 150, 640)), packed(rng, name, 192, 640)
         attrs = {"format": name, "width": 192, "activation": "silu"}
@@ -110,7 +112,7 @@ def _last_width(case: Case) -> int:
 
 
 def write_kernels(
-    folder: Path, target: CudaTarget, seed: int, seeds: int = SEEDS, formats: Iterable[str] = FORMATS
+    folder: Path, target: CudaTarget, seed: int, seeds: int = SEEDS, formats: Collection[str] = FORMATS
 ) -> int:  # fmt: skip
     """kernels.so, a file for each case, and cases.json; how many there are."""
     folder.mkdir(parents=True)
