@@ -6,11 +6,14 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +118,9 @@ def first_token(system: System, settings: Settings) -> Samples:
     for _ in range(settings.repeats + 1):  # the first one fills the page cache
         start = time.perf_counter()
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(system)
-        ) as process:
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(system),
+            start_new_session=True,
+        ) as process, _for_so_long(process):  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write((request or "").encode())
@@ -127,6 +131,18 @@ def first_token(system: System, settings: Settings) -> Samples:
         if not text:
             raise CaseError(f"exit code {process.returncode} without output")
     return {"first token s": found[1:]}
+
+
+@contextlib.contextmanager
+def _for_so_long(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End it, and what it has started, if it takes longer: a child of it that hangs keeps its output open."""
+    timer = threading.Timer(LONGEST_S, os.killpg, [process.pid, signal.SIGKILL])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True)
