@@ -19,7 +19,7 @@ from llmc.compiler.ops.narrowed import after_linear
 from llmc.compiler.ops.quantized import LINEAR
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
-from llmc.targets.matrices.linear import RowsOfTile, get, tile_bytes
+from llmc.targets.matrices.linear import RowsOfTiles, Write, get, tile_bytes
 from llmc.targets.parallel import forget_registers, parallel
 from llmc.targets.rows.elementwise import ACTIVATIONS, Activation
 from llmc.targets.rows.rounding import INT8, Rounding, whole_groups
@@ -60,20 +60,24 @@ def activated_i8_linear(
             start = block * size
             count = T.min(rows - start, size)
 
-            def turns(rows_of_tile: RowsOfTile, start: Any = start, count: Any = count) -> None:
+            def turns(rows_of_tiles: RowsOfTiles, together: int, start: Any = start, count: Any = count) -> None:
                 with parallel(target, width // GROUP, turn_bytes) as turn:
                     sums = registers((each * apart * TILE,), "float32")  # (tiles, rows, 16)
-                    with T.serial(0, each) as number:
-                        part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
-                        own = part * (width // TILE) + turn * _TILES + tile
-                        at = T.Select(rows <= _IN_ORDER, turn * each + number, own)
+                    with T.serial(0, each // together) as some:
+                        numbers = [some * together + i for i in range(together)]
 
-                        def write(found: Any, row: Any, rows: int) -> None:
+                        def place(number: Any) -> Any:
+                            part, tile = T.floordiv(number, _TILES), T.floormod(number, _TILES)
+                            own = part * (width // TILE) + turn * _TILES + tile
+                            return T.Select(rows <= _IN_ORDER, turn * each + number, own)
+
+                        def write(number: Any, found: Any, row: Any, rows: int) -> None:
                             for r in range(rows):
-                                place = lanes((number * apart + row + r - start) * TILE)
-                                T.buffer_store(sums, get(found, r), [place])
+                                at = lanes((number * apart + row + r - start) * TILE)
+                                T.buffer_store(sums, get(found, r), [at])
 
-                        rows_of_tile(weight, at, write)
+                        writes: list[Write] = [partial(write, number) for number in numbers]
+                        rows_of_tiles(weight, [place(number) for number in numbers], writes)
                     forget_registers(target)
                     with T.serial(0, count) as row, T.If(rows <= _IN_ORDER):
                         with T.Then(), T.serial(0, each) as number:

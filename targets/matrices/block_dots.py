@@ -39,11 +39,11 @@ def add_dots(
     Of rows from `row` and groups of four columns from `first` on, `groups` of them. `words` has int32x16 of each group,
     bytes up to `top`, or `signed` ones. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
     """
-    dots = registers((len(starts) * TILE,), "int32")
-    for r, start in enumerate(starts):
-        put(dots, r, start)
     run = 1 if signed else sums_of_pairs(target, top)
     assert times == 1 or run > 1
+    if run == 1 and not signed:
+        return add_dots_of_tiles(target, top, codes, row, first, groups, [words], [starts])[0]
+    dots = _begun(starts)
     for begin in range(0, groups, run):
         sums = dots if run == 1 else zeros(len(starts), "int32")
         for group in range(begin, min(begin + run, groups)):
@@ -52,10 +52,34 @@ def add_dots(
                 x = codes[row + r, first + group]
                 if signed:
                     put(dots, r, signed_dot(target, get(dots, r), word, x))
-                elif run == 1:
-                    put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
                 else:
                     put(sums, r, add_pairs(target, get(sums, r), word, held(splat(x), "int32")))
         for r in range(len(starts) if run > 1 else 0):
             put(dots, r, get(dots, r) + pairs_added(target, get(sums, r), times))
+    return dots
+
+
+def add_dots_of_tiles(
+    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: list[Iterator[Any]],
+    starts: list[list[Any]],
+) -> list[Any]:  # fmt: skip
+    """The same of several tiles, each with words and starts of its own, which share what is loaded of the rows.
+
+    Bytes are not signed, and one instruction, or what stands for one, adds the products of a word.
+    """
+    dots = [_begun(own) for own in starts]
+    for group in range(groups):
+        here = [next(own) for own in words]
+        for r in range(len(starts[0])):
+            x = codes[row + r, first + group]
+            for own, word in zip(dots, here, strict=True):
+                put(own, r, dot4(target, get(own, r), word, x, wide=top >= MIDDLE))
+    return dots
+
+
+def _begun(starts: list[Any]) -> Any:
+    """Registers with these in them."""
+    dots = registers((len(starts) * TILE,), "int32")
+    for r, start in enumerate(starts):
+        put(dots, r, start)
     return dots

@@ -6,7 +6,6 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -19,7 +18,7 @@ from llmc.targets.matrices import panel_linear, tile_linear
 from llmc.targets.matrices.block_dots import add_dots, start_of
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
-from llmc.targets.matrices.linear import MORE_ROWS, Many, Product, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import functions
 from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat, widened
@@ -38,8 +37,8 @@ def i8_product(target: Target, format: BlockFormat, columns: int) -> Product:
     many = None
     if tiles.are_there(target) and target.knobs.tile_rows:
         many = tile_linear.many(target, format, columns)
-    elif panel_linear.are_for(target) and target.knobs.panel_rows:
-        many = Many(target.knobs.panel_rows, partial(panel_linear.multiply, target, format, columns))
+    else:
+        many = panel_linear.many(target, format, columns)
     return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, many)
 
 

@@ -27,7 +27,6 @@ from llmc.targets.vector import (
     lanes,
     lookup,
     permutes_bytes,
-    prefetch,
     splat,
     widen_f16,
 )
@@ -268,20 +267,20 @@ class Tile:
         if self.asks:
             ask_ahead(self.target, self.weight, self.tile_place + index, self.quick)
 
-    def ask_for(self, chunk: Any) -> None:
-        """Ask for a chunk's words, into the second-level cache; those behind the last are of the next tile."""
-        first = self.chunk_place(chunk)
-        for word in range(0, self.chunk_words, TILE):
-            prefetch(self.weight.access_ptr("r", offset=first + word), far=True)
-
     @property
     def tile_place(self) -> Any:
         """Words of the matrix before the tile."""
         return self.tile * int(self.weight.shape[1])
 
-    def chunk_place(self, chunk: Any) -> Any:
-        """Words of the matrix before a chunk of the tile, if records had what they have of each chunk together."""
-        return self.tile_place + self.place_of(chunk)
+    def chunk_place(self, chunk: Any, tiles: int = 1) -> Any:
+        """Words of the matrix before a chunk of the tile, if records had what they have of each chunk together.
+
+        Those behind the last are of the tile which is so many on.
+        """
+        place = self.tile_place + self.place_of(chunk)
+        if tiles == 1:
+            return place
+        return T.Select(chunk >= self.columns // CHUNK, place + (tiles - 1) * int(self.weight.shape[1]), place)
 
     def place_of(self, chunk: Any) -> Any:
         """Words of the tile before a chunk, if records had what they have of each chunk together."""

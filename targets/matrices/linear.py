@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,17 +69,17 @@ def known_rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int |
 
 # write(sums, first row, rows): takes a tile's sums of these rows, one register each
 Write = Callable[[Any, Any, int], None]
-# rows_of_tile(weight, tile, write): some rows times a tile of the weight, each given to `write` once
-RowsOfTile = Callable[[Any, Any, Write], None]
-# emit(operands, tile, first row, how many, write): the same for many rows, however it goes through them
-Whole = Callable[[list[Any], Any, Any, Any, Write], None]
+# rows_of_tiles(weight, tiles, writes): some rows times tiles of the weight, each given to its tile's `write` once
+RowsOfTiles = Callable[[Any, list[Any], list[Write]], None]
+# emit(operands, tiles, first row, how many, writes): the same for many rows, however it goes through them
+Whole = Callable[[list[Any], list[Any], Any, Any, list[Write]], None]
 # A loop whose turns may go to threads: share(turns) -> the number of the turn
 Share = Callable[[Any], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Many:
-    """From `least` rows on a block has something better than groups: `whole`.
+    """From `least` rows on a block has something better than groups: `whole`, of so many tiles `together`.
 
     `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; what it emits
     comes before all tiles.
@@ -88,6 +88,7 @@ class Many:
     least: int
     whole: Whole
     copied: Callable[[list[Any], Any, Any, Share], list[Any]] | None = None
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,16 +106,17 @@ class Product:
 
     def each_way(
         self, target: Target, left: list[Any], start: Any, count: Any, share: Share,
-        emit: Callable[[RowsOfTile], None], brought: Callable[[], list[Any]] | None = None,
+        emit: Callable[[RowsOfTiles, int], None], brought: Callable[[], list[Any]] | None = None,
     ) -> None:  # fmt: skip
-        """`emit(rows_of_tile)` for rows `start` to `start + count`: once for few of them, and once for many, if that is
-        another way. How many there are decides which is run.
+        """`emit(rows_of_tiles, together)` for rows `start` to `start + count`: once for few of them, and once for many,
+        if that is another way; so many tiles are asked for together. How many rows there are decides which is run.
 
         `brought()` emits what makes of left operands, which lie somewhere, rows that can be multiplied; None: they can.
         """
         bring = brought or (lambda: left)
 
-        def in_some_groups(own: list[Any], weight: Any, tile: Any, write: Write) -> None:
+        def in_some_groups(own: list[Any], weight: Any, tiles: list[Any], writes: list[Write]) -> None:
+            (tile,), (write,) = tiles, writes
             reduce = self.body([*own, weight])
 
             def group(row: Any, rows: int) -> None:
@@ -122,19 +124,24 @@ class Product:
 
             in_groups(target, count, group, self.more, self.usual)
 
-        def together(own: list[Any], weight: Any, tile: Any, write: Write) -> None:
+        def whole(own: list[Any], weight: Any, tiles: list[Any], writes: list[Write]) -> None:
             assert self.many is not None
-            self.many.whole([*own, weight], tile, start, count, write)
+            self.many.whole([*own, weight], tiles, start, count, writes)
 
         if self.many is None:
-            emit(partial(in_some_groups, bring()))
+            emit(partial(in_some_groups, bring()), 1)
             return
         with T.If(count >= self.many.least):
             with T.Then():
                 copied = self.many.copied
-                emit(partial(together, bring() if copied is None else copied(left, start, count, share)))
+                own = bring() if copied is None else copied(left, start, count, share)
+                emit(partial(whole, own), self.many.together)
             with T.Else():
-                emit(partial(in_some_groups, bring()))
+                emit(partial(in_some_groups, bring()), 1)
+
+    def one_by_one(self) -> Product:
+        """The same, never with more than one tile together."""
+        return replace(self, many=None) if self.many is not None and self.many.together > 1 else self
 
 
 def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
@@ -148,9 +155,10 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
         with T.serial(0, T.ceildiv(rows, size)) as block:
             start = block * size
 
-            def by_tiles(rows_of_tile: RowsOfTile) -> None:
-                with parallel(target, tiles, tile_bytes(weight)) as tile:
-                    rows_of_tile(weight, tile, Results(out, tile))
+            def by_tiles(rows_of_tiles: RowsOfTiles, together: int) -> None:
+                with parallel(target, -(-tiles // together), together * tile_bytes(weight)) as turn:
+                    own = [turn] if together == 1 else [T.min(turn * together + i, tiles - 1) for i in range(together)]
+                    rows_of_tiles(weight, own, [Results(out, tile) for tile in own])
 
             product.each_way(target, left, start, T.min(rows - start, size), partial(parallel, target), by_tiles)
     return builder.get()

@@ -23,8 +23,8 @@ class NextPanel:
     A turn takes `together` chunks. `groups`: how many groups of rows there mostly are.
     """
 
-    def __init__(self, panel: Panel, groups: int, together: int) -> None:
-        self.reader, self.together = panel.reader, together
+    def __init__(self, panel: Panel, groups: int, together: int, tiles: int = 1) -> None:
+        self.reader, self.together, self.tiles = panel.reader, together, tiles
         chunks = min(panel.chunks, self.reader.columns // CHUNK)
         self.lines = -(-self.reader.place_of(chunks) // TILE)  # of the first, which has more
         self.each = -(-self.lines // (groups * max(1, chunks // together - 1)))
@@ -35,9 +35,9 @@ class NextPanel:
     def begin(self, chunk: Any, groups: Any, chunks: Any) -> None:
         """So many groups of rows will go through `chunks` chunks, soon unpacked; the next panel begins with `chunk`.
 
-        Behind the last chunk that is the next tile.
+        Behind the last chunk that is the tile which is so many on.
         """
-        T.buffer_store(self.next, T.cast(self.reader.tile_place + self.reader.place_of(chunk), "int64"), [0])
+        T.buffer_store(self.next, T.cast(self.reader.chunk_place(chunk, self.tiles), "int64"), [0])
         few = T.cast(groups, "int32") <= _FEW
         T.buffer_store(self.early, T.Select(few, i32(self.most_early), i32(0)), [0])
         left = T.max(i32(self.lines) - self.early[0] * T.cast(chunks, "int32"), 0)

@@ -9,7 +9,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import SUM_BLOCK, block_format
-from llmc.targets.matrices.linear import Product, RowsOfTile, Write
+from llmc.targets.matrices.linear import Product, RowsOfTiles, Write
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.matrices.reductions import PER_WORD
 from llmc.targets.rows.rows import columns
@@ -19,8 +19,8 @@ from llmc.targets.vector import lanes, registers
 PANEL = 64  # pairs that are copied at once, at most: they stay in the second-level cache
 FEW = 2  # pairs of an expert that are multiplied where they lie: to copy them takes longer
 
-# The pairs at hand times a tile; `write` takes sums, the first pair's number, how many
-Multiply = RowsOfTile
+# multiply(weight, tile, write): the pairs at hand times a tile; `write` takes sums, the first pair's number, how many
+Multiply = Callable[[Any, Any, Write], None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PairProduct:
     """The product of linear layers, of the pairs of experts."""
 
     def __init__(self, product: Product, left: Left, target: Target) -> None:
-        self.product, self.left, self.target = product, left, target
+        self.product, self.left, self.target = product.one_by_one(), left, target
         self.panel = min(PANEL, target.knobs.row_block)
 
     def each(self, expert: Any, then: Callable[[Multiply, Any, Any], None]) -> None:
@@ -144,7 +144,7 @@ class PairProduct:
 
                 self.product.each_way(
                     self.target, self.left.standing(at), 0, count, lambda turns: T.serial(0, turns),
-                    lambda multiply: then(multiply, at, count), brought,
+                    lambda multiply, _: then(_of_one(multiply), at, count), brought,
                 )  # fmt: skip
 
     def _few(self, picked: list[Any], count: int) -> Multiply:
@@ -152,6 +152,10 @@ class PairProduct:
             write(self.product.body([*picked, weight])(tile, 0, count), 0, count)
 
         return multiply
+
+
+def _of_one(multiply: RowsOfTiles) -> Multiply:
+    return lambda weight, tile, write: multiply(weight, [tile], [write])
 
 
 def tile_of(expert: Any, tiles: int, tile: Any) -> Any:

@@ -96,22 +96,16 @@ class Rows:
         for r in range(rows):
             T.buffer_store(self.sums, get(acc, r), [lanes((row + r) * TILE)])
 
-    def add(self, first: Any, chunks: Any, row: Any, rows: int, dots: Dots) -> None:
-        """Add the products of the panel's chunks, of which `first` is the first, to a group's sums."""
+    def steps_of(self, block: int) -> range:
+        """The steps of a chunk that are of a block."""
         each = self.steps // self.panel.blocks
-        left_rows = [self.start + row + r for r in range(rows)]
-        with self.taken(row, rows) as acc, T.serial(0, chunks) as at:
-            for block in range(self.panel.blocks):
-                own = range(block * each, (block + 1) * each)
-                found = [dots(first + at, at, step, row, rows) for step in own]
-                self.add_block(first + at, at, block, left_rows, found, acc)
+        return range(block * each, (block + 1) * each)
 
     def add_block(self, chunk: Any, at: Any, block: int, left_rows: list[Any], dots: list[Any], acc: Any) -> None:
         """Add dots of each step of a block of the panel's `at`-th chunk, with rows of the left, to sums."""
-        each = self.steps // self.panel.blocks
         scale, offset = self.panel.tables(at, block)
         for r, row in enumerate(left_rows):
-            scales, totals = self._of_row(row, chunk * self.steps, range(block * each, (block + 1) * each))
+            scales, totals = self._of_row(row, chunk * self.steps, self.steps_of(block))
             put(acc, r, add_sums(get(acc, r), [get(dot, r) for dot in dots], scales, scale, offset, totals))
 
     def _of_row(self, row: Any, first: Any, steps: range) -> tuple[list[Any], list[Any] | None]:
@@ -124,33 +118,41 @@ class Rows:
         """The total of a row of the left in a step, counted from the first column."""
         return self.left[2][row, first_total(self.panel.format, self.panel.reader.columns) + step]
 
-    def through_panels(
-        self, add: Callable[[Any, Any], None], begin: Callable[[Any, Any], None] | None = None,
-        unpacked: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Unpack one panel after another, and `add(first chunk, chunks)` for each.
-
-        Before it is unpacked `begin(first chunk, chunks)`, and behind each chunk `unpacked()`, where there are such.
-        """
-        most, chunks = self.panel.chunks, self.panel.reader.columns // CHUNK
-        with T.serial(0, -(-chunks // most)) as number:
-            first = number * most
-            here = T.min(chunks - first, most)
-            if begin is not None:
-                begin(first, here)
-            with T.serial(0, here) as at:
-                self.panel.unpack(first + at, at)
-                if unpacked is not None:
-                    unpacked()
-            add(first, here)
+    def scale(self, sums: Any, rows: int) -> None:
+        """Multiply the sums of rows, all columns', by what their outputs have as a scale, if there is one."""
+        row_scale = self.panel.reader.row_scale()
+        if row_scale is not None:
+            for r in range(rows):
+                put(sums, r, get(sums, r) * row_scale)
 
     def write(self, write: Write, first: Any, count: Any) -> None:
         """Give the sums of `count` rows from the first on to `write`, one at a time."""
-        row_scale = self.panel.reader.row_scale()
         with T.serial(0, count) as number:
             row = first + number
             acc = registers((TILE,), "float32")
             put(acc, 0, self.sums[lanes(row * TILE)])
-            if row_scale is not None:
-                put(acc, 0, get(acc, 0) * row_scale)
+            self.scale(acc, 1)
             write(acc, self.start + row, 1)
+
+
+def through_panels(
+    panels: list[Panel], add: Callable[[Any, Any], None], begin: Callable[[Any, Any], None] | None = None,
+    unpacked: Callable[[int], None] | None = None,
+) -> None:  # fmt: skip
+    """Unpack one panel of each tile after another, and `add(first chunk, chunks)` for each.
+
+    Before they are unpacked `begin(first chunk, chunks)`, and behind each chunk of the tiles' n-th `unpacked(n)`, where
+    there are such.
+    """
+    most, chunks = panels[0].chunks, panels[0].reader.columns // CHUNK
+    with T.serial(0, -(-chunks // most)) as number:
+        first = number * most
+        here = T.min(chunks - first, most)
+        if begin is not None:
+            begin(first, here)
+        for tile, panel in enumerate(panels):
+            with T.serial(0, here) as at:
+                panel.unpack(first + at, at)
+                if unpacked is not None:
+                    unpacked(tile)
+        add(first, here)

@@ -31,8 +31,8 @@ def can_multiply(target: Target, pairs: int) -> bool:
 def tile_product(target: Target, pairs: int) -> Product:
     """The product of bf16_linear, where `can_multiply`."""
 
-    def many(buffers: list[Any], tile: Any, start: Any, count: Any, write: Write) -> None:
-        x, weight = buffers
+    def many(buffers: list[Any], outputs: list[Any], start: Any, count: Any, writes: list[Write]) -> None:
+        (x, weight), (tile,), (write,) = buffers, outputs, writes
         with T.serial(0, T.ceildiv(count, _ROWS)) as block:
             first = block * _ROWS
             here = T.min(count - first, _ROWS)

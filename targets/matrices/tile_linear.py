@@ -13,7 +13,7 @@ from llmc.targets import tiles
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import Many, Results, Share, Write
 from llmc.targets.matrices.next_panel import NextPanel
-from llmc.targets.matrices.panels import Panel, Rows
+from llmc.targets.matrices.panels import Panel, Rows, through_panels
 from llmc.targets.matrices.tiled_left import TiledLeft
 from llmc.targets.target import Target
 from llmc.targets.vector import i32, registers
@@ -36,18 +36,18 @@ def many(target: Target, format: BlockFormat, columns: int) -> Many:
 
 
 def _multiply(
-    target: Target, format: BlockFormat, columns: int, operands: list[Any], tile: Any, start: Any, count: Any,
-    write: Write,
+    target: Target, format: BlockFormat, columns: int, operands: list[Any], outputs: list[Any], start: Any, count: Any,
+    writes: list[Write],
 ) -> None:  # fmt: skip
-    """`count` rows, copied, times a tile; `write` counts from `start` on."""
-    left, weight = operands
+    """`count` rows, copied, times a tile; what writes counts from `start` on."""
+    (left, weight), (tile,), (write,) = operands, outputs, writes
     reader = Tile(target, format, weight, columns, tile, quick=False, asks=False)
     panel = Panel(reader, [partial(_signed, reader)], PANEL)
     rows = Rows(panel, [left.codes, left.scales, left.totals], start, count, target.knobs.row_block, over=tiles.ROWS)
     together = max(1, _DOTS // rows.steps)
     ahead = NextPanel(panel, -(-target.knobs.row_block // tiles.ROWS), together)
     groups = _Groups(rows, left, ahead, write)
-    rows.through_panels(groups.add, groups.begin, ahead.ask_early)
+    through_panels([panel], groups.add, groups.begin, lambda _: ahead.ask_early())
     tiles.release()
 
 

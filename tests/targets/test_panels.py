@@ -1,4 +1,4 @@
-"""Many rows through panels of unpacked weights have the bits of rows in groups, where registers are few."""
+"""Many rows through panels of unpacked weights have the bits of rows in groups, where registers are few or many."""
 
 from __future__ import annotations
 
@@ -15,16 +15,38 @@ from llmc.compiler.ops import OPS
 from llmc.targets import target as targets
 from llmc.targets.matrices import panel_linear
 from llmc.targets.matrices.panels import PANEL
+from llmc.targets.target import Target
+from llmc.targets.vector import dots_any_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
 from kernel_cases import Case, floats, packed, result, run
 
-NARROW = targets.native(frozenset(f for f in targets.cpu_flags() if not f.startswith(("avx512", "amx", "avx_vnni"))))
-IN_GROUPS = replace(NARROW, knobs=replace(NARROW.knobs, panel_rows=0))
+FLAGS = frozenset(flag for flag in targets.cpu_flags() if not flag.startswith(("amx", "avx_vnni")))
+NARROW = targets.native(frozenset(flag for flag in FLAGS if not flag.startswith("avx512")))
+WIDE = targets.native(FLAGS)  # two tiles of outputs at once, where there is VNNI
 COLUMNS = 64 * PANEL + 256  # a panel and some
 
-pytestmark = pytest.mark.skipif(not panel_linear.are_for(NARROW), reason="no AVX2")
+
+def has_panels(target: Target) -> bool:
+    """Whether many rows of a target go through panels."""
+    return panel_linear.many(target, block_format("q4"), COLUMNS) is not None
+
+
+@pytest.fixture(params=[NARROW, WIDE], ids=["narrow", "wide"])
+def target(request: pytest.FixtureRequest) -> Target:
+    """One of both; the wide one only where it is another and has panels."""
+    target: Target = request.param
+    if not has_panels(target) or (target is WIDE and not dots_any_bytes(WIDE)):
+        pytest.skip("no panels on this CPU")
+    return target
+
+
+def in_groups(target: Target) -> Target:
+    """The same without panels."""
+    found = replace(target, knobs=replace(target.knobs, panel_rows=0))
+    assert not has_panels(found)
+    return found
 
 
 def many_rows(format: str, rows: int, width: int) -> Case:
@@ -40,32 +62,32 @@ def many_rows(format: str, rows: int, width: int) -> Case:
 @pytest.mark.parametrize(
     "format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "r4", "r8", "q3h", "q4_b64", "q4_k", "q6_k"]
 )
-def test_panels_give_the_bits_of_groups(format: str) -> None:
+def test_panels_give_the_bits_of_groups(format: str, target: Target) -> None:
     case = many_rows(format, rows=147, width=33)  # a block of rows and 19
-    (got,) = run(case, NARROW)
-    np.testing.assert_array_equal(got, run(case, IN_GROUPS)[0])
+    (got,) = run(case, target)
+    np.testing.assert_array_equal(got, run(case, in_groups(target))[0])
 
 
-def test_a_row_has_the_same_bits_alone() -> None:
-    case = many_rows("q4_0", rows=NARROW.knobs.panel_rows + 1, width=20)
-    (together,) = run(case, NARROW)
+def test_a_row_has_the_same_bits_alone(target: Target) -> None:
+    case = many_rows("q4_0", rows=target.knobs.panel_rows + 1, width=20)
+    (together,) = run(case, target)
     *left, weight = case.arrays
     for row in range(0, len(together), 4):
         alone = Case(case.op, [*(x[row : row + 1] for x in left), weight], case.attrs, case.symbolic)
-        np.testing.assert_array_equal(run(alone, NARROW)[0][0], together[row])
+        np.testing.assert_array_equal(run(alone, target)[0][0], together[row])
 
 
-def test_a_gated_layer_gives_the_same_bits() -> None:
+def test_a_gated_layer_gives_the_same_bits(target: Target) -> None:
     rng = np.random.default_rng(1)
     x = meaning.left_of(block_format("q4_0"), floats(rng, 41, 256))
     attrs = {"format": "q4_0", "width": 256, "activation": "silu"}
     case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4_0", 256, 256)], attrs, tuple(range(len(x))))
     like = OPS[case.op].meaning(*case.arrays, **case.attrs)
-    for got, wanted in zip(result(case, NARROW, like), result(case, IN_GROUPS, like), strict=True):
+    for got, wanted in zip(result(case, target, like), result(case, in_groups(target), like), strict=True):
         np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("op", ["i8_experts_in", "i8_experts_out"])
-def test_pairs_of_experts_go_through_panels(op: str) -> None:
+def test_pairs_of_experts_go_through_panels(op: str, target: Target) -> None:
     case = experts(np.random.default_rng([*map(ord, op)]), op, "q8", rows=90, inner=64)
-    np.testing.assert_array_equal(run(case, NARROW)[0], run(case, IN_GROUPS)[0])
+    np.testing.assert_array_equal(run(case, target)[0], run(case, in_groups(target))[0])
