@@ -19,7 +19,7 @@ from llmc.compiler.ops.quantized import after_experts
 from llmc.targets.arguments import arguments
 from llmc.targets.matrices.block_linear import format_of, i8_product
 from llmc.targets.matrices.experts import ROW_BLOCK, SHARES
-from llmc.targets.matrices.linear import get
+from llmc.targets.matrices.linear import Write, get
 from llmc.targets.matrices.pair_products import PANEL, Left, Multiply, PairProduct, slices, tile_of
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.parallel import forget_registers, parallel
@@ -70,8 +70,8 @@ def gated_i8_experts(
                 first, end = pairs.tiles_of(share, SHARES, number, groups)
 
                 def some(
-                    multiply: Multiply, at: Any, count: Any, expert: Any = expert, first: Any = first, end: Any = end,
-                    write: Any = write,
+                    multiply: Multiply, together: int, at: Any, count: Any, expert: Any = expert, first: Any = first,
+                    end: Any = end, write: Any = write,
                 ) -> None:  # fmt: skip
                     once = T.Select(T.cast(count, "int32") <= _PAIRS, tirx.const(_GROUPS, "int32"), i32(1))
                     with T.serial(0, T.ceildiv(end - first, once)) as turn:
@@ -83,13 +83,16 @@ def gated_i8_experts(
                             return lanes(((pair * 2 + part) * (once * _TILES) + tile) * TILE)
 
                         for part, weight in enumerate((gate, up)):
-                            with T.serial(0, here * _TILES) as tile:
+                            with T.serial(0, T.floordiv(here * _TILES, together)) as some_tiles:
 
-                                def keep(found: Any, pair: Any, rows: int, part: int = part, tile: Any = tile) -> None:
+                                def keep(tile: Any, found: Any, pair: Any, rows: int, part: int = part) -> None:
                                     for r in range(rows):
                                         T.buffer_store(sums, get(found, r), [place(pair + r, part, tile)])
 
-                                multiply(weight, tile_of(expert, groups * _TILES, begin * _TILES + tile), keep)
+                                tiles = [some_tiles * together + i for i in range(together)]
+                                own = [tile_of(expert, groups * _TILES, begin * _TILES + tile) for tile in tiles]
+                                writes: list[Write] = [partial(keep, tile) for tile in tiles]
+                                multiply(weight, own, writes)
                         forget_registers(target)
 
                         def number(pair: Any, part: int, group: Any, tile: int, begin: Any = begin) -> Any:

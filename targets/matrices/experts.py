@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets.arguments import arguments
-from llmc.targets.matrices.linear import get
+from llmc.targets.matrices.linear import Write, get, tiles_of_turn
 from llmc.targets.matrices.pair_products import Left, Multiply, PairProduct, slices, tile_of
 from llmc.targets.matrices.pairs import Pairs
 from llmc.targets.matrices.reductions import PER_WORD, product_of
@@ -56,16 +56,18 @@ def experts_in(kind: str, target: Target, shapes: list[Any], attrs: dict[str, An
                 first, end = pairs.tiles_of(share, SHARES, number, tiles)
 
                 def some(
-                    multiply: Multiply, at: Any, _: Any, place: Any = place, expert: Any = expert,
+                    multiply: Multiply, together: int, at: Any, _: Any, place: Any = place, expert: Any = expert,
                     first: Any = first, end: Any = end,
                 ) -> None:  # fmt: skip
-                    with T.serial(first, end) as tile:
+                    with T.serial(0, T.ceildiv(end - first, together)) as turn:
 
-                        def write(sums: Any, row: Any, rows: int, tile: Any = tile) -> None:
+                        def write(tile: Any, sums: Any, row: Any, rows: int) -> None:
                             for r in range(rows):
                                 T.buffer_store(out, get(sums, r), place(at + row + r, tile))
 
-                        multiply(weight, tile_of(expert, tiles, tile), write)
+                        own = tiles_of_turn(turn, first, end, together)
+                        writes: list[Write] = [partial(write, tile) for tile in own]
+                        multiply(weight, [tile_of(expert, tiles, tile) for tile in own], writes)
 
                 with T.If(first < end), T.Then():
                     own.each(expert, some)
@@ -99,19 +101,23 @@ def experts_out(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
                         expert = pairs.there[number]
 
                         def add(
-                            multiply: Multiply, at: Any, _: Any, start: Any = start, expert: Any = expert,
-                            first: Any = first, end: Any = end,
+                            multiply: Multiply, together: int, at: Any, _: Any, start: Any = start,
+                            expert: Any = expert, first: Any = first, end: Any = end,
                         ) -> None:  # fmt: skip
-                            with T.serial(first, end) as tile:
+                            with T.serial(0, T.ceildiv(end - first, together)) as turn:
 
-                                def write(sums: Any, pair: Any, rows: int, tile: Any = tile) -> None:
+                                def write(tile: Any, counts: Any, sums: Any, pair: Any, rows: int) -> None:
                                     for r in range(rows):
                                         row = start + pairs.row(at + pair + r)
                                         share = splat(shares[row, pairs.place(at + pair + r)])
                                         where = [row, lanes(tile * TILE)]
-                                        T.buffer_store(out, fma(share, get(sums, r), out[tuple(where)]), where)
+                                        with T.If(counts), T.Then():
+                                            T.buffer_store(out, fma(share, get(sums, r), out[tuple(where)]), where)
 
-                                multiply(weight, tile_of(expert, tiles, tile), write)
+                                own = tiles_of_turn(turn, first, end, together)
+                                news = [first + turn * together + i < end for i in range(together)]  # others are there
+                                writes: list[Write] = [partial(write, *each) for each in zip(own, news, strict=True)]
+                                multiply(weight, [tile_of(expert, tiles, tile) for tile in own], writes)
 
                         own.each(expert, add)
     return builder.get()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -139,10 +139,6 @@ class Product:
             with T.Else():
                 emit(partial(in_some_groups, bring()), 1)
 
-    def one_by_one(self) -> Product:
-        """The same, never with more than one tile together."""
-        return replace(self, many=None) if self.many is not None and self.many.together > 1 else self
-
 
 def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
     """The loops round a product: blocks of rows, tiles in parallel, and the store of a tile."""
@@ -157,11 +153,17 @@ def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFu
 
             def by_tiles(rows_of_tiles: RowsOfTiles, together: int) -> None:
                 with parallel(target, -(-tiles // together), together * tile_bytes(weight)) as turn:
-                    own = [turn] if together == 1 else [T.min(turn * together + i, tiles - 1) for i in range(together)]
+                    own = tiles_of_turn(turn, 0, tiles, together)
                     rows_of_tiles(weight, own, [Results(out, tile) for tile in own])
 
             product.each_way(target, left, start, T.min(rows - start, size), partial(parallel, target), by_tiles)
     return builder.get()
+
+
+def tiles_of_turn(turn: Any, first: Any, end: Any, together: int) -> list[Any]:
+    """The tiles of a turn, of those from the first to `end`; where they are too few for the last, one of them twice."""
+    own = [first + turn * together + i for i in range(together)]
+    return own if together == 1 else [T.min(tile, end - 1) for tile in own]
 
 
 def tile_bytes(weight: Any) -> int:

@@ -19,8 +19,8 @@ from llmc.targets.vector import lanes, registers
 PANEL = 64  # pairs that are copied at once, at most: they stay in the second-level cache
 FEW = 2  # pairs of an expert that are multiplied where they lie: to copy them takes longer
 
-# multiply(weight, tile, write): the pairs at hand times a tile; `write` takes sums, the first pair's number, how many
-Multiply = Callable[[Any, Any, Write], None]
+# The pairs at hand times tiles; what writes takes sums, the first pair's number, how many
+Multiply = RowsOfTiles
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,20 @@ class PairProduct:
     """The product of linear layers, of the pairs of experts."""
 
     def __init__(self, product: Product, left: Left, target: Target) -> None:
-        self.product, self.left, self.target = product.one_by_one(), left, target
+        self.product, self.left, self.target = product, left, target
         self.panel = min(PANEL, target.knobs.row_block)
 
-    def each(self, expert: Any, then: Callable[[Multiply, Any, Any], None]) -> None:
-        """`then(multiply, at, count)` for all pairs of an expert: `count` at once, from the `at`-th on."""
+    def each(self, expert: Any, then: Callable[[Multiply, int, Any, Any], None]) -> None:
+        """`then(multiply, together, at, count)` for all pairs of an expert: `count` at once, from the `at`-th on, with
+        so many tiles together.
+        """
         start, size = self.left.pairs.start(expert), registers((1,), "int32")
         T.buffer_store(size, self.left.pairs.end(expert) - start, [0])
         with T.If(size[0] <= FEW):
             with T.Then():
                 for count in range(1, FEW + 1):
                     with T.If(size[0] == count), T.Then():
-                        then(self._few(self.left.picked(start, count), count), start, count)
+                        then(self._few(self.left.picked(start, count), count), 1, start, count)
             with T.Else(), T.serial(0, T.ceildiv(size[0], self.panel)) as panel:
                 at = start + panel * self.panel
                 count = T.min(size[0] - panel * self.panel, self.panel)
@@ -144,18 +146,15 @@ class PairProduct:
 
                 self.product.each_way(
                     self.target, self.left.standing(at), 0, count, lambda turns: T.serial(0, turns),
-                    lambda multiply, _: then(_of_one(multiply), at, count), brought,
+                    lambda multiply, together: then(multiply, together, at, count), brought,
                 )  # fmt: skip
 
     def _few(self, picked: list[Any], count: int) -> Multiply:
-        def multiply(weight: Any, tile: Any, write: Write) -> None:
+        def multiply(weight: Any, tiles: list[Any], writes: list[Write]) -> None:
+            (tile,), (write,) = tiles, writes
             write(self.product.body([*picked, weight])(tile, 0, count), 0, count)
 
         return multiply
-
-
-def _of_one(multiply: RowsOfTiles) -> Multiply:
-    return lambda weight, tile, write: multiply(weight, [tile], [write])
 
 
 def tile_of(expert: Any, tiles: int, tile: Any) -> Any:
