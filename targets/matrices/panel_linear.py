@@ -19,7 +19,7 @@ from llmc.targets.matrices.block_dots import add_dots, add_dots_of_tiles, start_
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import Many, Results, Write, get, in_groups
 from llmc.targets.matrices.next_panel import NextPanel
-from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows, through_panels
+from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows, even_panels, through_panels
 from llmc.targets.narrow import functions, sums_of_pairs
 from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, i32, imported, splat
@@ -77,7 +77,8 @@ class _Dots:
         self.top = _HALF - 1 if halved else top
         in_pairs = not self.signed and sums_of_pairs(target, self.top) > 1
         self.times = start_times(self.reader.zero) if self.reader.format.whole and in_pairs else 1
-        self.panels = [Panel(own, self.pieces, PANEL // len(self.pieces), self.times) for own in readers]
+        chunks = even_panels(self.reader.columns, PANEL // len(self.pieces))
+        self.panels = [Panel(own, self.pieces, chunks, self.times) for own in readers]
 
     def starts(self, rows: Rows, numbers: list[Any], step: Any) -> list[Any]:
         """Where dots of some rows with a step begin, the same for all tiles."""

@@ -19,7 +19,7 @@ from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.linear import Write, get, put
 from llmc.targets.vector import f32, held, lanes, registers, splat
 
-PANEL = 8  # chunks of a panel
+PANEL = 10  # chunks of a panel, at most: measured
 WORDS = CHUNK // 4  # of a row of a chunk
 
 # What of a word of weights, four unsigned bytes, a panel holds: int32x16 -> int32x16.
@@ -29,13 +29,23 @@ Piece = Callable[[Any], Any]
 Dots = Callable[[Any, Any, int, Any, int], Any]
 
 
+def even_panels(columns: int, most: int) -> int:
+    """Chunks of a panel, at most so many, where the last one is to have about as many as the others.
+
+    >>> even_panels(576, 10), even_panels(704, 10)
+    (9, 6)
+    """
+    chunks = columns // CHUNK
+    return -(-chunks // -(-chunks // most))
+
+
 class Panel:
     """Pieces of the bytes of up to `chunks` chunks of a tile, with their scales and offsets as float32.
 
     Scales are for dots that are taken so many `times`, a power of two; offsets are then none.
     """
 
-    def __init__(self, reader: Tile, pieces: list[Piece], chunks: int = PANEL, times: int = 1) -> None:
+    def __init__(self, reader: Tile, pieces: list[Piece], chunks: int, times: int = 1) -> None:
         self.reader, self.format, self.times = reader, reader.format, times
         self.pieces, self.chunks = pieces, chunks
         self.blocks = CHUNK // self.format.block  # of a chunk

@@ -25,7 +25,7 @@ from kernel_cases import Case, floats, packed, result, run
 FLAGS = frozenset(flag for flag in targets.cpu_flags() if not flag.startswith(("amx", "avx_vnni")))
 NARROW = targets.native(frozenset(flag for flag in FLAGS if not flag.startswith("avx512")))
 WIDE = targets.native(FLAGS)  # two tiles of outputs at once, where there is VNNI
-COLUMNS = 64 * PANEL + 256  # a panel and some
+COLUMNS = 64 * (PANEL + 1)  # a panel, and one that is smaller
 
 
 def has_panels(target: Target) -> bool:
