@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -12,6 +12,8 @@ from llmc.targets.matrices.linear import get, put, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, signed_dot, sums_of_pairs
 from llmc.targets.target import Target
 from llmc.targets.vector import dot4, held, i32, registers, splat
+
+_AT_ONCE = 2  # groups of columns that are not looped over: more take no less time, and longer to compile
 
 
 def start_of(zero: int, stored: Any) -> Any:
@@ -39,11 +41,9 @@ def add_dots(
     Of rows from `row` and groups of four columns from `first` on, `groups` of them. `words` has int32x16 of each group,
     bytes up to `top`, or `signed` ones. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
     """
+    dots = _begun(starts)
     run = 1 if signed else sums_of_pairs(target, top)
     assert times == 1 or run > 1
-    if run == 1 and not signed:
-        return add_dots_of_tiles(target, top, codes, row, first, groups, [words], [starts])[0]
-    dots = _begun(starts)
     for begin in range(0, groups, run):
         sums = dots if run == 1 else zeros(len(starts), "int32")
         for group in range(begin, min(begin + run, groups)):
@@ -52,6 +52,8 @@ def add_dots(
                 x = codes[row + r, first + group]
                 if signed:
                     put(dots, r, signed_dot(target, get(dots, r), word, x))
+                elif run == 1:
+                    put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
                 else:
                     put(sums, r, add_pairs(target, get(sums, r), word, held(splat(x), "int32")))
         for r in range(len(starts) if run > 1 else 0):
@@ -60,20 +62,22 @@ def add_dots(
 
 
 def add_dots_of_tiles(
-    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: list[Iterator[Any]],
-    starts: list[list[Any]],
+    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: Callable[[Any], list[Any]],
+    starts: list[Any],
 ) -> list[Any]:  # fmt: skip
-    """The same of several tiles, each with words and starts of its own, which share what is loaded of the rows.
+    """The same with several tiles, of which `words(group)` has one word each: they share what is loaded of the rows.
 
     Bytes are not signed, and one instruction, or what stands for one, adds the products of a word.
     """
-    dots = [_begun(own) for own in starts]
-    for group in range(groups):
-        here = [next(own) for own in words]
-        for r in range(len(starts[0])):
-            x = codes[row + r, first + group]
-            for own, word in zip(dots, here, strict=True):
-                put(own, r, dot4(target, get(own, r), word, x, wide=top >= MIDDLE))
+    dots = [_begun(starts) for _ in words(0)]
+    with T.serial(0, groups // _AT_ONCE) as turn:
+        for inside in range(_AT_ONCE):
+            group = turn * _AT_ONCE + inside
+            here = words(group)
+            for r in range(len(starts)):
+                x = codes[row + r, first + group]
+                for own, word in zip(dots, here, strict=True):
+                    put(own, r, dot4(target, get(own, r), word, x, wide=top >= MIDDLE))
     return dots
 
 

@@ -91,9 +91,10 @@ class _Dots:
         """Dots of each tile: `starts`, and rows from `row` on times `groups` words of a chunk, the panels' `at`-th."""
         column = chunk * WORDS + first
         if len(self.panels) > 1:
-            words = [panel.held_words(at, first, groups, 0) for panel in self.panels]
-            every = [starts] * len(words)
-            return add_dots_of_tiles(self.target, self.top, self.codes, row, column, groups, words, every)
+            def words(group: Any) -> list[Any]:
+                return [panel.held_word(at, first + group) for panel in self.panels]
+
+            return add_dots_of_tiles(self.target, self.top, self.codes, row, column, groups, words, starts)
         for piece in range(len(self.pieces)):
             own, times = self.panels[0].held_words(at, first, groups, piece), self.times * _HALF**piece
             found = add_dots(

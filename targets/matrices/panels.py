@@ -72,7 +72,11 @@ class Panel:
     def held_words(self, at: Any, first: int, groups: int, piece: int) -> Iterator[Any]:
         """A piece of each of `groups` groups of four columns of the `at`-th chunk, from the first on."""
         for group in range(first, first + groups):
-            yield held(self.words[lanes(self.place(at, group, piece))], "int32")
+            yield self.held_word(at, group, piece)
+
+    def held_word(self, at: Any, group: Any, piece: int = 0) -> Any:
+        """A piece of a group of four columns of the `at`-th chunk."""
+        return held(self.words[lanes(self.place(at, group, piece))], "int32")
 
     def _table(self, at: Any, block: int) -> Any:
         return lanes((at * self.blocks + block) * TILE)
