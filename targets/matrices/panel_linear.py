@@ -91,6 +91,7 @@ class _Dots:
         """Dots of each tile: `starts`, and rows from `row` on times `groups` words of a chunk, the panels' `at`-th."""
         column = chunk * WORDS + first
         if len(self.panels) > 1:
+
             def words(group: Any) -> list[Any]:
                 return [panel.held_word(at, first + group) for panel in self.panels]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 
 from llmc.compiler.errors import LlmcError
+from llmc.compiler.formats import block_format
+from llmc.compiler.meaning import left_of
 from llmc.compiler.ops import OPS
 from llmc.compiler.ops.collective import STAYING
 from llmc.compiler.ops.rounded import ATTENTION, ENDING
@@ -18,7 +23,8 @@ from llmc.passes.lift_weights import bundle_weights
 from llmc.passes.pipeline import stages
 from llmc.targets import target as targets
 from llmc.targets.build import compile_module
-from llmc.targets.lower import KERNELS, lower
+from llmc.targets.knobs import Knobs
+from llmc.targets.lower import KERNELS, lower, make_kernel
 
 ON_DEVICES = {"rope_attention", *(name + ENDING for name in ATTENTION)}  # kernels of CUDA alone
 # Rewritten by pack_weights, or computed at compile time.
@@ -46,6 +52,19 @@ def test_every_op_has_a_kernel_or_is_gone_before_lowering() -> None:
 def test_an_unpacked_module_is_refused_by_name() -> None:
     with pytest.raises(LlmcError, match=r"no kernel for llmc\.embedding, llmc\.linear; run the passes"):
         lower(build(example()), targets.native())
+
+
+@pytest.mark.parametrize("near", [0, 2048])
+def test_weights_of_few_rows_are_asked_for_far_ahead_and_nearer(near: int) -> None:
+    """Into the second-level cache (2, as LLVM counts) and into the first (3): how many bytes ahead, of each line."""
+    knobs = Knobs(few_rows=0, prefetch_far_bytes=8192, prefetch_near_bytes=near, tile_rows=0, panel_rows=0)
+    target = replace(targets.variants("x86_64")[0], knobs=knobs)
+    rows, format = tirx.Var("m", "int64"), block_format("q4_0")
+    left = [[rows, part.shape[1]] for part in left_of(format, np.zeros((1, 128), np.float32))]
+    shapes = [*left, list(format.packed_shape(64, 128)), [rows, 64]]
+    code = make_kernel("i8_linear", target, shapes, {"format": "q4_0", "width": 64}).script()
+    asked = re.findall(r"llvm\.prefetch.* \+ (\d+), \d+ - .*, 0, (\d), 1\)", code)
+    assert {(4 * int(words), int(level)) for words, level in asked} == {(8192, 2), *[(near, 3)] * bool(near)}
 
 
 @pytest.mark.thorough_if(case=lambda format: format in ("bf16", "q8"))
