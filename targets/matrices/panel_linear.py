@@ -1,8 +1,9 @@
 """Products of many rows with panels of a block format (panels.py), by vector instructions.
 
 Weights of a panel come from memory, ready to be multiplied, so more rows share them than unpacked ones leave registers
-for. Where there are thirty-two registers, two tiles of outputs share what is loaded of the rows as well: a core loads
-no more words at a time than it multiplies, and a dot waits for the one before it, so many must be at work.
+for. Where there are thirty-two registers, and one instruction for four products, two tiles of outputs share what is
+loaded of the rows as well: a core loads no more words at a time than it multiplies, and a dot waits for the one before
+it, so many must be at work.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Group:
 def _group_of(target: Target) -> _Group | None:
     if dots_any_bytes(target):
         return _Group(8, 2)
-    return _Group(5, 1) if target.has("avx2") and not target.has("avx512f") else None
+    return _Group(5, 1) if target.has("avx2") else None
 
 
 def many(target: Target, format: BlockFormat, columns: int) -> Many | None:

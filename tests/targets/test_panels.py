@@ -24,6 +24,7 @@ from kernel_cases import Case, floats, packed, result, run
 
 FLAGS = frozenset(flag for flag in targets.cpu_flags() if not flag.startswith(("amx", "avx_vnni")))
 NARROW = targets.native(frozenset(flag for flag in FLAGS if not flag.startswith("avx512")))
+PLAIN = targets.native(FLAGS - {"avx512_vnni", "avx512vbmi", "avx512_bf16"})
 WIDE = targets.native(FLAGS)  # two tiles of outputs at once, where there is VNNI
 COLUMNS = 64 * (PANEL + 1)  # a panel, and one that is smaller
 
@@ -33,12 +34,14 @@ def has_panels(target: Target) -> bool:
     return panel_linear.many(target, block_format("q4"), COLUMNS) is not None
 
 
-@pytest.fixture(params=[NARROW, WIDE], ids=["narrow", "wide"])
+@pytest.fixture(params=[NARROW, PLAIN, WIDE], ids=["narrow", "plain", "wide"])
 def target(request: pytest.FixtureRequest) -> Target:
-    """One of both; the wide one only where it is another and has panels."""
+    """One of three, where this CPU has it."""
     target: Target = request.param
-    if not has_panels(target) or (target is WIDE and not dots_any_bytes(WIDE)):
-        pytest.skip("no panels on this CPU")
+    there = {NARROW: has_panels(NARROW), PLAIN: PLAIN.has("avx512f"), WIDE: dots_any_bytes(WIDE)}[target]
+    if not there:
+        pytest.skip("not on this CPU")
+    assert has_panels(target)
     return target
 
 
