@@ -24,9 +24,6 @@ WORDS = CHUNK // 4  # of a row of a chunk
 
 # What of a word of weights, four unsigned bytes, a panel holds: int32x16 -> int32x16.
 Piece = Callable[[Any], Any]
-# dots(chunk, at, step, row, rows): (rows * 16,) int32, of rows from the `row`-th on with a step of the chunk, which is
-# the panel's `at`-th
-Dots = Callable[[Any, Any, int, Any, int], Any]
 
 
 def even_panels(columns: int, most: int) -> int:

@@ -80,11 +80,14 @@ def test_a_row_has_the_same_bits_alone(target: Target) -> None:
         np.testing.assert_array_equal(run(alone, target)[0][0], together[row])
 
 
-def test_a_gated_layer_gives_the_same_bits(target: Target) -> None:
+# Few rows go through a gated layer in the order of memory.
+@pytest.mark.parametrize(("rows", "format"), [(41, "q4_0"), (7, "q3h")])
+def test_a_gated_layer_gives_the_same_bits(rows: int, format: str, target: Target) -> None:
+    target = replace(target, knobs=replace(target.knobs, panel_rows=6))
     rng = np.random.default_rng(1)
-    x = meaning.left_of(block_format("q4_0"), floats(rng, 41, 256))
-    attrs = {"format": "q4_0", "width": 256, "activation": "silu"}
-    case = Case("i8_linear_gated_i8", [*x, packed(rng, "q4_0", 256, 256)], attrs, tuple(range(len(x))))
+    x = meaning.left_of(block_format(format), floats(rng, rows, 256))
+    attrs = {"format": format, "width": 256, "activation": "silu"}
+    case = Case("i8_linear_gated_i8", [*x, packed(rng, format, 256, 256)], attrs, tuple(range(len(x))))
     like = OPS[case.op].meaning(*case.arrays, **case.attrs)
     for got, wanted in zip(result(case, target, like), result(case, in_groups(target), like), strict=True):
         np.testing.assert_array_equal(got, wanted)
