@@ -69,7 +69,7 @@ def test_a_real_model_answers_as_with_float32(
         sequences = [model.runner.new_sequence() for _ in range(5)]
         together = model.runner.step([Feed(sequence, whole, "all") for sequence in sequences]).logits
     np.testing.assert_array_equal(together, np.tile(found, (5, 1)))
-    assert far(found, expected) < 0.03
+    assert far(found, expected) < 0.04  # the weights alone 0.027, activations in int8 0.05
     assert np.mean(found.argmax(1) == expected.argmax(1)) > 0.9
 
 
