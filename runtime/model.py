@@ -17,11 +17,11 @@ from llmc.runtime.generate import Generation, Options, Part
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.runner import Runner, as_ids
 from llmc.runtime.text.tokenizer import Tokenizer
-from llmc.runtime.translator import Direction, direction
 
 if TYPE_CHECKING:
     from llmc.runtime.encoder import F32, Guess
     from llmc.runtime.quality import Evaluation, Subject
+    from llmc.runtime.translator import Direction
     from llmc.runtime.workers.front import Front
 
 Prompt = str | SequenceOf[int]
@@ -140,7 +140,7 @@ class Model:
     def prompt_ids(self, prompt: Prompt, endless: str = "") -> list[int]:
         """Token ids of a prompt as `generate` takes it, `endless` of any length. RequestError if it is too long."""
         if isinstance(prompt, str) and self._facts.task == "translate":
-            return direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
+            return _direction(self._facts).sources([prompt], self._tokenizer, self._facts.context, False)[0]
         if isinstance(prompt, str):
             self._tokenizer.check_length(prompt, self._longest(endless))
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -178,7 +178,7 @@ class Model:
         self._check_task("translate")
         if isinstance(texts, (str, bytes)) or not len(texts):
             raise RequestError("texts: wanted a list of at least one text")
-        way = direction(self._facts, source_language, target_language)
+        way = _direction(self._facts, source_language, target_language)
         sources = way.sources(texts, self._tokenizer, self._facts.context, truncate)
         return self._parts(sources, [Options.of(options)] * len(sources), way)
 
@@ -262,7 +262,7 @@ class Model:
         if self._facts.task != "translate":
             self._check_task("generate")
             return self.engine.add_query(prompt, options, user=user, salt=salt)
-        lead = (way or direction(self._facts)).lead
+        lead = (way or _direction(self._facts)).lead
         return self.engine.add_query(lead, options, source=prompt, user=user, salt=salt)
 
     def _parts(
@@ -306,12 +306,18 @@ def _wholes(parts: Iterable[Part]) -> list[Generation]:
     return [done[index] for index in sorted(done)]
 
 
+def _direction(manifest: Manifest, source: str | None = None, target: str | None = None) -> Direction:
+    from llmc.runtime.translator import direction  # here, as most models do not translate
+
+    return direction(manifest, source, target)
+
+
 def _lead(manifest: Manifest) -> tuple[int, ...]:
     """What an answer of a model with an encoder begins with, if it need not be told a language."""
     if manifest.task != "translate":
         return ()
     try:
-        return direction(manifest).lead
+        return _direction(manifest).lead
     except RequestError:
         return ()
 

@@ -107,10 +107,11 @@ def import_ffi() -> Any:
     """The module tvm_ffi, without torch.
 
     Nor importlib.metadata, a third of what is left, by which it would look for its own library, which lies beside it;
-    but another thread could be importing that right now. Its part that builds C++ is imported when somebody uses it.
+    but another thread could be importing that right now. Its part that builds C++ is imported when somebody uses it,
+    and so is the one that looks for torch.
     """
     if "tvm_ffi" not in sys.modules:
-        with without_torch(), _put_off("tvm_ffi.cpp"):
+        with without_torch(), _put_off("tvm_ffi.cpp", "tvm_ffi._optional_torch_c_dlpack"):
             if threading.active_count() == 1:
                 _import_undistributed()
             importlib.import_module("tvm_ffi")
@@ -123,9 +124,9 @@ def without_torch() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _put_off(name: str) -> Iterator[None]:
-    """Whoever imports a module gets one that is read when it is first used."""
-    finder = _Lazily(name)
+def _put_off(*names: str) -> Iterator[None]:
+    """Whoever imports one of these modules gets one that is read when it is first used."""
+    finder = _Lazily(names)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -134,16 +135,16 @@ def _put_off(name: str) -> Iterator[None]:
 
 
 class _Lazily:
-    """Finds one module as all others are found, but has it loaded lazily."""
+    """Finds some modules as all others are found, but has them loaded lazily."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Nothing for any other module."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == self.name else None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in self.names else None
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)
         return spec

@@ -254,7 +254,9 @@ def test_merges_become_texts_where_the_library_reads_them_alike(left: str, padde
     if padded:
         backend.enable_padding()
     checked = check_tokenizer(backend.to_str().encode(), "tokenizer.json")
-    merges = json.loads(checked.json)["model"]["merges"]
+    model = json.loads(checked.json)["model"]
+    assert list(model["vocab"].items()) == sorted(vocab.items(), reverse=True)
+    merges = model["merges"]
     assert merges == ([" ".join(pair) for pair in pairs] if left == "a" else [list(pair) for pair in pairs])
     same = tokenizers.Tokenizer.from_buffer(checked.json)
     assert same.encode(f"{left}bc").ids == backend.encode(f"{left}bc").ids == [vocab[f"{left}bc"]]

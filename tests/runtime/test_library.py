@@ -14,6 +14,7 @@ IMPORT = "import sys; from llmc.runtime.loading.library import import_ffi; ffi =
     "said",
     [
         "assert 'torch' not in sys.modules and 'importlib.metadata' not in sys.modules",
+        "assert 'logging' not in sys.modules and 'subprocess' not in sys.modules",  # to look for torch
         "assert 'tvm_ffi.cpp.extension' not in sys.modules; assert callable(ffi.cpp.load_inline)",
         "import importlib.metadata as m; assert m.version('apache-tvm-ffi') == ffi.__version__.split('+')[0]",
         "assert ffi.libinfo.im.version('numpy')",  # as it would ask later
