@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from llmc.targets import step_instructions
+from llmc.targets import step_instructions, step_memory
 
 
 def _sequence(*passes: Any) -> Any:
@@ -64,12 +64,12 @@ def _sort_shape_stores(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def relax_phases() -> Any:
-    """Relax with kernels -> VM instructions. `StaticPlanBlockMemory` reuses buffers between layers."""
+    """Relax with kernels -> VM instructions. Buffers are reused between layers and within them."""
     r = relax.transform
     return _sequence(
         r.ToNonDataflow(), r.RemovePurityChecking(), r.CallTIRRewrite(),
-        r.StaticPlanBlockMemory(), _plain(step_instructions.share_tensors), r.LowerAllocTensor(),
-        r.KillAfterLastUse(), _plain(step_instructions.drop_idle), r.LowerRuntimeBuiltin(),
+        r.StaticPlanBlockMemory(), _plain(step_memory.place_tensors), _plain(step_instructions.share_tensors),
+        r.LowerAllocTensor(), r.KillAfterLastUse(), _plain(step_instructions.drop_idle), r.LowerRuntimeBuiltin(),
         r.ComputePrimValue(), r.VMShapeLower(),
         _plain(_sort_shape_stores), r.AttachGlobalSymbol(),
     )  # fmt: skip

@@ -20,7 +20,7 @@ def share_tensors(module: tvm.IRModule) -> tvm.IRModule:
 
     For a module whose memory is planned: what uses the storage in turn does so through one handle.
     """
-    return _rewritten(module, _shared)
+    return rewritten(module, _shared)
 
 
 def drop_idle(module: tvm.IRModule) -> tvm.IRModule:
@@ -28,10 +28,10 @@ def drop_idle(module: tvm.IRModule) -> tvm.IRModule:
 
     For a module in which `KillAfterLastUse` has given back all it could.
     """
-    return _rewritten(module, _needed)
+    return rewritten(module, _needed)
 
 
-def _rewritten(module: tvm.IRModule, rewrite: Any) -> tvm.IRModule:
+def rewritten(module: tvm.IRModule, rewrite: Any) -> tvm.IRModule:
     """The module with `rewrite(bindings, result) -> bindings` done to each Relax function outside its branches."""
     for variable, function in module.functions.items():
         if not isinstance(function, relax.Function) or not isinstance(function.body, relax.SeqExpr):
@@ -47,7 +47,7 @@ def _rewritten(module: tvm.IRModule, rewrite: Any) -> tvm.IRModule:
 def _shared(bindings: list[Any], _: Any) -> list[Any]:
     made: dict[Any, list[Any]] = {}  # storage -> bindings of its tensors
     for place, binding in enumerate(bindings):
-        if not _calls(binding, "relax.memory.alloc_tensor"):
+        if not calls(binding, "relax.memory.alloc_tensor"):
             continue
         of_storage = made.setdefault(binding.value.args[0], [])
         for other in of_storage:
@@ -68,7 +68,7 @@ def _needed(bindings: list[Any], body: Any) -> list[Any]:
     def idle(binding: Any) -> bool:
         if isinstance(binding.value, relax.Tuple):
             return binding.var not in read
-        return _calls(binding, *_GIVE_BACK) and isinstance(
+        return calls(binding, *_GIVE_BACK) and isinstance(
             values.get(binding.value.args[0]), (relax.TupleGetItem, relax.Tuple)
         )
 
@@ -86,7 +86,8 @@ def _parts_read(expr: Any) -> list[Any]:
     return list(expr.fields) if isinstance(expr, relax.Tuple) else []
 
 
-def _calls(binding: Any, *ops: str) -> bool:
+def calls(binding: Any, *ops: str) -> bool:
+    """Whether a binding is a call of one of these operations."""
     return isinstance(binding.value, relax.Call) and _is_op(binding.value, *ops)
 
 
