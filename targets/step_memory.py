@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 import tvm
@@ -32,27 +33,42 @@ def place_tensors(module: tvm.IRModule) -> tvm.IRModule:
 
 
 @dataclass(frozen=True)
+class _Storage:
+    """A storage that was planned."""
+
+    binding: Any
+
+    @cached_property
+    def size(self) -> Any:
+        """Bytes."""
+        return self.binding.value.args[0].values[0]
+
+    @cached_property
+    def most(self) -> int:
+        """Bytes at most."""
+        return int(_known(self.size).const_int_bound(self.size).max_value)
+
+    @cached_property
+    def kind(self) -> str:
+        """What is the same of all that may be one: device, scope, and the numbers that sizes depend on."""
+        numbers = sorted(map(str, tirx.analysis.undefined_vars(self.size)))
+        return " ".join(map(str, (*self.binding.value.args[1:3], *numbers)))
+
+
+@dataclass(frozen=True)
 class _Tensor:
     """A tensor, and when it is needed."""
 
     first: int  # place of its binding
     last: int  # that of the last binding that needs it
-    size: Any  # bytes
-    storage: Any  # the binding of the storage that was planned
-
-    @property
-    def kind(self) -> tuple[str, ...]:
-        """What is the same of all that share a storage: device, scope, and the numbers that sizes depend on."""
-        numbers = sorted(map(str, tirx.analysis.undefined_vars(self.size)))
-        return (str(self.storage.value.args[1]), str(self.storage.value.args[2]), *numbers)
+    planned: _Storage  # which is as great as it is
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Place:
-    """A storage as great as its first tensor, and when it is needed, in order."""
+    """A storage, and the tensors that lie there, in order of time."""
 
-    kind: tuple[str, ...]
-    size: Any
+    storage: _Storage
     tensors: list[_Tensor] = field(default_factory=list)
 
     def is_idle(self, tensor: _Tensor) -> bool:
@@ -74,12 +90,12 @@ def _placed(bindings: list[Any], body: Any) -> list[Any]:
     if len(body.blocks) > 1:
         return bindings
     places: list[_Place] = []
-    known = _Sizes()
-    for tensor in sorted(_tensors(bindings, body), key=lambda one: (known.most(one.size), one.last - one.first))[::-1]:
-        idle = (one for one in reversed(places) if one.kind == tensor.kind and one.is_idle(tensor))
-        place = next((one for one in idle if known.holds(one.size, tensor.size)), None)
+    holds = cache(_holds)
+    for tensor in sorted(_tensors(bindings, body), key=lambda one: (one.planned.most, one.last - one.first))[::-1]:
+        fitting = (one for one in reversed(places) if holds(one.storage, tensor.planned))
+        place = next((one for one in fitting if one.is_idle(tensor)), None)
         if place is None:
-            place = _Place(tensor.kind, tensor.size)
+            place = _Place(tensor.planned)
             places.append(place)
         place.take(tensor)
     return list(_over(places, bindings))
@@ -88,7 +104,7 @@ def _placed(bindings: list[Any], body: Any) -> list[Any]:
 def _over(places: list[_Place], bindings: list[Any]) -> Iterator[Any]:
     """The bindings with tensors over these places, each of which is made where its first tensor is."""
     owner = {tensor.first: place for place in places for tensor in place.tensors}
-    planned = {tensor.storage.var for place in places for tensor in place.tensors}
+    planned = {tensor.planned.binding.var for place in places for tensor in place.tensors}
     storages: dict[int, Any] = {}
     for number, binding in enumerate(bindings):
         if binding.var in planned:
@@ -98,16 +114,12 @@ def _over(places: list[_Place], bindings: list[Any]) -> Iterator[Any]:
             yield binding
             continue
         if id(place) not in storages:
-            model = place.tensors[0].storage
-            storages[id(place)] = relax.Var(f"storage{len(storages)}", model.var.ty)
-            size = relax.ShapeExpr([place.size])
-            yield relax.VarBinding(storages[id(place)], _call(model.value, size, *model.value.args[1:]))
-        yield relax.VarBinding(binding.var, _call(binding.value, storages[id(place)], *binding.value.args[1:]))
-
-
-def _call(model: Any, *args: Any) -> Any:
-    """The same call with other arguments."""
-    return relax.Call(model.op, list(args), model.attrs, model.ty_args)
+            made = place.storage.binding
+            storages[id(place)] = relax.Var(f"storage{len(storages)}", made.var.ty)
+            yield relax.VarBinding(storages[id(place)], made.value)
+        call = binding.value
+        over = relax.Call(call.op, [storages[id(place)], *call.args[1:]], call.attrs, call.ty_args)
+        yield relax.VarBinding(binding.var, over)
 
 
 def _tensors(bindings: list[Any], body: Any) -> list[_Tensor]:
@@ -116,24 +128,13 @@ def _tensors(bindings: list[Any], body: Any) -> list[_Tensor]:
     made: dict[int, Any] = {}  # place of a tensor's binding -> its storage
     for number, binding in enumerate(bindings):
         if calls(binding, _STORAGE):
-            storages[binding.var] = binding
+            storages[binding.var] = _Storage(binding)
         elif calls(binding, _TENSOR):
             made[number] = binding.value.args[0]
         else:
             for var in _variables(binding.value):
                 storages.pop(var, None)
-    return [
-        _Tensor(number, last.get(number, number), _bytes(bindings[number].value), storages[var])
-        for number, var in made.items()
-        if var in storages
-    ]
-
-
-def _bytes(tensor: Any) -> Any:
-    size = tirx.IntImm("int64", (tvm.DataType(str(tensor.args[3].value)).bits + 7) // 8)
-    for length in tensor.args[2].values:
-        size = size * length
-    return sym.Analyzer().simplify(size)
+    return [_Tensor(number, last.get(number, number), storages[var]) for number, var in made.items() if var in storages]
 
 
 def _last_uses(bindings: list[Any], body: Any) -> dict[int, int]:
@@ -161,30 +162,26 @@ def _last_uses(bindings: list[Any], body: Any) -> dict[int, int]:
 
 
 def _variables(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    relax.analysis.post_order_visit(expr, lambda part: found.append(part) if isinstance(part, relax.Var) else None)
-    return found
+    """The variables in an expression."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.If):
+        found: list[Any] = []
+        relax.analysis.post_order_visit(expr, lambda part: found.append(part) if isinstance(part, relax.Var) else None)
+        return found
+    parts: Any = ()
+    if isinstance(expr, relax.Call):
+        parts = expr.args
+    elif isinstance(expr, relax.Tuple):
+        parts = expr.fields
+    elif isinstance(expr, relax.TupleGetItem):
+        parts = (expr.tuple_value,)
+    return [var for part in parts for var in _variables(part)]
 
 
-class _Sizes:
-    """Sizes of tensors, whatever the numbers in them are; each question is answered once."""
-
-    def __init__(self) -> None:
-        self._most: dict[str, int] = {}
-        self._holds: dict[tuple[str, str], bool] = {}
-
-    def most(self, size: Any) -> int:
-        """The most it may be."""
-        if str(size) not in self._most:
-            self._most[str(size)] = int(_known(size).const_int_bound(size).max_value)
-        return self._most[str(size)]
-
-    def holds(self, size: Any, other: Any) -> bool:
-        """Whether it is never less than the other."""
-        pair = str(size), str(other)
-        if pair not in self._holds:
-            self._holds[pair] = bool(_known(size).can_prove(size >= other))
-        return self._holds[pair]
+def _holds(one: _Storage, other: _Storage) -> bool:
+    """Whether all that lies in the other may lie in the one, whatever the numbers in their sizes are."""
+    return one.kind == other.kind and bool(_known(one.size).can_prove(one.size >= other.size))
 
 
 def _known(size: Any) -> Any:
