@@ -81,8 +81,23 @@ def compile_kernels(functions: dict[str, Any], target: Any) -> Any:
     return tvm.tirx.build(module, target=target.llvm(), pipeline=_PIPELINE)
 
 
-def compile_module(module: Any, target: Any) -> Any:
-    """A lowered Relax module -> a VM executable (`export_library` writes the .so)."""
+def kernels_of(module: Any) -> dict[str, Any]:
+    """The PrimFuncs of a lowered module by name."""
+    functions = module.functions.items()
+    return {str(variable.name_hint): each for variable, each in functions if isinstance(each, tirx.PrimFunc)}
+
+
+def compile_module(module: Any, target: Any, apart: frozenset[str] = frozenset()) -> Any:
+    """A lowered Relax module -> a VM executable (`export_library` writes the .so).
+
+    apart: kernels that are compiled by `compile_kernels`, and whose object files are linked to it.
+    """
+
+    def with_others(module: tvm.IRModule) -> tvm.IRModule:
+        kept = {variable: f for variable, f in module.functions.items() if variable.name_hint not in apart}
+        return tvm.IRModule(kept, attrs=module.attrs)
+
     llvm = target.llvm()
     with llvm:
-        return relax.build(module, llvm, relax_pipeline=relax_phases(), tir_pipeline=_PIPELINE)
+        phases = _sequence(relax_phases(), _plain(with_others))
+        return relax.build(module, llvm, relax_pipeline=phases, tir_pipeline=_PIPELINE)

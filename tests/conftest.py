@@ -98,18 +98,20 @@ def _made_once(library: Any, folder: Path) -> Any:
     """`library`, in place of which a copy of another one's file is taken where the module and the CPU were equal."""
     from tvm_ffi import structural_equal, structural_hash
 
+    from llmc.compiler.driver.machine_code import Kernels
     from llmc.targets.target import Target
 
     class MadeOnce(library):  # type: ignore[misc]
-        def __init__(self, module: Any, target: Any, path: Path, turns: Any) -> None:
+        def __init__(self, module: Any, target: Any, path: Path, objects: Path, turns: Any) -> None:
             self.target, self.path, self.module = target, path, module
             # CUDA's has a compiler besides, and some tests another one
             self.place = (str(target.llvm()), structural_hash(module)) if isinstance(target, Target) else None
             seen = _LIBRARIES.get(self.place, []) if self.place is not None else []
             self.copied = next((file for other, file in seen if structural_equal(other, module)), None)
             if self.copied is None:
-                super().__init__(module, target, path, turns)
+                super().__init__(module, target, path, objects, turns)
             else:
+                self.kernels = Kernels({}, target, "")
                 self.reported, (self.said, said) = False, Pipe(duplex=False)
                 said.close()  # as one that has ended
 
@@ -126,6 +128,8 @@ def _made_once(library: Any, folder: Path) -> Any:
         def stop(self) -> None:
             if self.copied is None:
                 super().stop()
+            else:
+                self.kernels.close()
 
     return MadeOnce
 

@@ -1,23 +1,21 @@
 """Makes the libraries of an artifact: machine code of one module for each variant, and TVM's runtime beside them.
 
-Each library is written by a process of its own, as many at a time as there are CPUs, while this one goes on.
+It is made by other processes (machine_code.py), while this one goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import warnings
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import Pipe
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from llmc.compiler.driver.machine_code import Kernels, Process, Turns, kernels_of, processes, write_library
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, copy_runtime, find_runtime
-from llmc.compiler.errors import LlmcError
 from llmc.compiler.progress import Progress
 from llmc.targets.cuda.target import CudaTarget
 
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from llmc.targets.target import AnyTarget
 
 Lower = Callable[[Any], Any]  # target -> the module of kernels for a target
+_NICE = 10  # a tenth of the time of a CPU that another process wants as well
 LIBRARY = "library"  # the stage that progress names; of several variants it is followed by the variant's name
 
 
@@ -42,22 +41,34 @@ class Libraries:
         self, folder: Path, lower: Lower, targets: Sequence[AnyTarget], report: Progress, of: str = ""
     ) -> None:  # fmt: skip
         self._folder, self._lower, self._targets, self._report, self._of = folder, lower, targets, report, of
+        self._objects = folder / "lib" / f"objects{of}"
         self._making: list[Library] = []
-        self._turns = Turns(_processes())
+        self._helpers: list[Process] = []
+        self._turns = Turns(processes())
 
     def __enter__(self) -> Libraries:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for helper in self._helpers:
+            helper.stop()
         for library in self._making:
             library.stop()
         self._turns.close()
+        shutil.rmtree(self._objects, ignore_errors=True)
 
     def begin(self) -> None:
         """Lower for every target, and begin to make the code of those that get a library: see `_distinct`."""
+        self._objects.mkdir(parents=True, exist_ok=True)
         for target, module in _distinct(self._lower, self._targets):
-            self._making.append(Library(module, target, self._folder / _file(target, self._of), self._turns))
+            path = self._folder / _file(target, self._of)
+            self._making.append(Library(module, target, path, self._objects, self._turns))
             self._report(self._stage(target), 1, 2)
+        each = [library.kernels for library in self._making]
+        for _ in range(min(processes() - 1, sum(len(kernels.names) for kernels in each))):
+            self._helpers.append(Process(partial(_help, each, self._turns)))
+        for kernels in each:
+            kernels.helped()
 
     def look(self, seconds: float | None = 0) -> None:
         """Report what has ended, or ends within so many seconds (None: ever). Raises LlmcError for what failed."""
@@ -75,6 +86,7 @@ class Libraries:
         """
         while not all(library.reported for library in self._making):
             self.look(None)
+        shutil.rmtree(self._objects)
         copy_runtime(find_runtime(self._targets[0].arch, tvm_runtime), self._folder / "lib")
         return [self._entry(library.target, tvm_runtime) for library in self._making]
 
@@ -93,6 +105,33 @@ class Libraries:
         return entry
 
 
+class Library:
+    """One that is being made by a process of its own, and whoever helps."""
+
+    def __init__(self, module: Any, target: AnyTarget, path: Path, objects: Path, turns: Turns) -> None:
+        """`objects`: a folder for what it is linked from."""
+        self.target, self.reported = target, False
+        self.kernels = kernels_of(module, target, str(objects / target.name))
+        self._process = Process(partial(write_library, module, target, path, self.kernels, turns))
+        self.said = self._process.said
+
+    def finish(self) -> None:
+        """Wait for it. Raises LlmcError when it failed."""
+        self._process.finish(self.target.name)
+
+    def stop(self) -> None:
+        """End what has not ended."""
+        self._process.stop()
+        self.kernels.close()
+
+
+def _help(each: list[Kernels], turns: Turns) -> None:
+    """What a helper does, with what the others leave it of the CPUs: it would hold up who packs weights meanwhile."""
+    os.nice(_NICE)
+    for kernels in each:
+        kernels.help(turns)
+
+
 def _file(target: AnyTarget, of: str) -> str:
     return f"lib/{target.name}{of}.so"
 
@@ -109,89 +148,6 @@ def _distinct(lower: Lower, targets: Sequence[Any]) -> Iterator[tuple[Any, Any]]
     yield targets[-1], ahead
 
 
-def _processes() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Turns:
-    """So many processes at a time, by a pipe with a byte for each: a semaphore wants shared memory, which may lack."""
-
-    def __init__(self, count: int) -> None:
-        self._ends = os.pipe()
-        os.write(self._ends[1], bytes(count))
-
-    def __enter__(self) -> None:
-        os.read(self._ends[0], 1)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.write(self._ends[1], bytes(1))
-
-    def close(self) -> None:
-        """Nobody waits for a turn any more."""
-        for end in self._ends:
-            os.close(end)
-
-
-class Library:
-    """A copy of this process that writes one library, once it is its turn."""
-
-    def __init__(self, module: Any, target: AnyTarget, path: Path, turns: Turns) -> None:
-        self.target, self.reported = target, False
-        self.said, said = Pipe(duplex=False)
-        # A fork: a module cannot be handed to a new process (this TVM's save_json crashes). Nothing that another
-        # thread may hold is used in it: it compiles, links, and ends.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            self._process = os.fork()
-        if not self._process:
-            _write_and_leave(module, target, path, turns, said)
-        said.close()
-
-    def finish(self) -> None:
-        """Wait for it. Raises LlmcError when it failed."""
-        known, reason = False, ""
-        with contextlib.suppress(EOFError):
-            known, reason = self.said.recv()
-        failed = self._end()
-        if known:
-            raise LlmcError(reason)
-        if failed:
-            raise LlmcError(f"{self.target.name}: its code could not be made: {reason or _ending(failed)}")
-
-    def stop(self) -> None:
-        """End it, if it has not ended."""
-        if self._process:
-            os.kill(self._process, signal.SIGKILL)
-            self._end()
-
-    def _end(self) -> int:
-        """What it left with, as os.waitstatus_to_exitcode has it."""
-        _, status = os.waitpid(self._process, 0)
-        self._process = 0
-        self.said.close()
-        return os.waitstatus_to_exitcode(status)
-
-
-def _ending(code: int) -> str:
-    return f"its process ended with {code}" if code > 0 else f"its process was ended by signal {-code}"
-
-
-def _write_and_leave(module: Any, target: AnyTarget, path: Path, turns: Turns, said: Connection[Any, Any]) -> NoReturn:
-    """What the copy does."""
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-        with turns:
-            write_library(module, target, path)
-        code = 0
-    except LlmcError as error:
-        said.send((True, str(error)))
-    except Exception as error:
-        said.send((False, (str(error).strip().splitlines() or [type(error).__name__])[-1][:500]))
-    finally:
-        os._exit(code)
-
-
 def lowered(step: Any, target: AnyTarget, knobs: Found) -> Any:
     """The module of kernels for a target."""
     if isinstance(target, CudaTarget):
@@ -201,16 +157,3 @@ def lowered(step: Any, target: AnyTarget, knobs: Found) -> Any:
     from llmc.targets.lower import lower
 
     return lower(step, target, knobs.of(target, step))
-
-
-def write_library(module: Any, target: AnyTarget, path: Path) -> None:
-    """Machine code of a module of kernels."""
-    if isinstance(target, CudaTarget):
-        from llmc.targets.cuda.build import compile_module as compile_for_cuda
-
-        executable, _ = compile_for_cuda(module, target)
-    else:
-        from llmc.targets.build import compile_module
-
-        executable = compile_module(module, target)
-    executable.export_library(str(path), cc=target.linker)

@@ -18,7 +18,7 @@ import pytest
 
 import llmc
 from llmc.compiler import artifact
-from llmc.compiler.driver import compile_model, contents, libraries
+from llmc.compiler.driver import compile_model, contents, libraries, machine_code
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import OFFERED
 from llmc.compiler.spec import to_toml
@@ -140,6 +140,65 @@ def test_what_became_of_the_code_is_told(
     assert list(tmp_path.iterdir()) == []
     with contextlib.suppress(ChildProcessError):  # there are no children
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # those of others are at work
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            _killed,
+            "cpu-[a-z0-9_]+: its code could not be made: (its process|the process that made [a-z0-9_]+) was ended.*",
+        ),
+        (_said, "nvcc refused the kernels:\nfor want of room"),
+        (_broken, "cpu-[a-z0-9_]+: its code could not be made: no such register"),
+    ],
+)
+def test_what_became_of_a_kernel_is_told(
+    write: Callable[..., None], message: str, count: int, tiny_llama: Callable[..., Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(libraries, "processes", lambda: count)
+    monkeypatch.setattr(machine_code, "write_kernel", write)
+    with pytest.raises(LlmcError) as error:
+        compile_model(tiny_llama(), tmp_path / "a.llmc")
+    assert re.fullmatch(message, str(error.value))
+    assert list(tmp_path.iterdir()) == []
+    with contextlib.suppress(ChildProcessError):
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("end", [_killed, _said, _broken])
+def test_a_helper_that_ends_is_missed(
+    end: Callable[..., None], tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has come for a kernel, and nobody else makes that."""
+
+    def help_and_end(kernels: machine_code.Kernels, turns: machine_code.Turns) -> None:
+        assert next(kernels._taken(turns)) == 0
+        end()
+
+    monkeypatch.setattr(libraries, "processes", lambda: 2)
+    monkeypatch.setattr(machine_code.Kernels, "help", help_and_end)
+    with pytest.raises(LlmcError, match="its code could not be made: the process that made [a-z0-9_]+ was ended"):
+        compile_model(tiny_llama(), tmp_path / "a.llmc")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("anew")
+def test_the_code_is_the_same_whoever_makes_it(
+    tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for count in (1, 2, 5):
+        monkeypatch.setattr(libraries, "processes", lambda count=count: count)
+        path = compile_model(tiny_llama(), tmp_path / f"{count}.llmc").path
+        (library,) = path.glob("lib/cpu-*.so")
+        found.add(library.read_bytes())
+        assert {each.name for each in path.glob("lib/*")} == {library.name, "libtvm_runtime.so"}
+    assert len(found) == 1
 
 
 def test_something_that_is_no_artifact_is_not_overwritten(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
