@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _NUMBER = 4  # bytes of a kernel's number
 _MOST = 2**14  # kernels of a library: numbers that a pipe holds
 _REASON = 500  # characters of what went wrong
+_CLOSED = -1
 
 
 def processes() -> int:
@@ -87,6 +88,7 @@ class Kernels:
     def helped(self) -> None:
         """All who help are there: where they have gone without a word, it is known."""
         os.close(self._tell)
+        self._tell = _CLOSED
 
     def make(self, turns: Turns) -> list[str]:
         """Make kernels while there are any, and wait for the others' -> the files, in order. Raises what went wrong."""
@@ -107,7 +109,7 @@ class Kernels:
 
     def close(self) -> None:
         """Of the process that all others are copies of: nobody is to be told of anything any more."""
-        for end in (self._waiting, self._told):
+        for end in {self._waiting, self._told, self._tell} - {_CLOSED}:
             os.close(end)
 
     def _taken(self, turns: Turns) -> Iterator[int]:
