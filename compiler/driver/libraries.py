@@ -73,8 +73,12 @@ class Libraries:
     def look(self, seconds: float | None = 0) -> None:
         """Report what has ended, or ends within so many seconds (None: ever). Raises LlmcError for what failed."""
         working = {library.said: library for library in self._making if not library.reported}
-        for said in wait(list(working), seconds):
-            library = working[cast("Connection[Any, Any]", said)]
+        helping = {helper.said: helper for helper in self._helpers if not helper.ended}
+        for said in cast("list[Connection[Any, Any]]", wait([*working, *helping], seconds)):
+            if said in helping:
+                helping[said].finish(self._targets[0].name)
+                continue
+            library = working[said]
             library.finish()
             library.reported = True
             self._report(self._stage(library.target), 2, 2)

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.targets.target import AnyTarget
 
 _NUMBER = 4  # bytes of a kernel's number
-_MOST = 2**14  # kernels of a library: numbers that a pipe holds
+_MOST = 2**10  # kernels that are compiled one by one: their numbers fit the least that a pipe may hold
 _REASON = 500  # characters of what went wrong
 _CLOSED = -1
 
@@ -77,12 +77,16 @@ class Kernels:
 
     def help(self, turns: Turns) -> None:
         """Make kernels while there are any, and tell of each."""
-        for number in self._taken(turns):
-            known, reason = False, ""
-            try:
-                self._make(number)
-            except Exception as error:
-                known, reason = isinstance(error, LlmcError), _reason(error)
+        while True:
+            with turns:
+                number = self._take()
+                if number is None:
+                    return
+                known, reason = False, ""
+                try:
+                    self._make(number)
+                except Exception as error:
+                    known, reason = isinstance(error, LlmcError), _reason(error)
             os.write(self._tell, json.dumps([number, known, reason]).encode() + b"\n")
 
     def helped(self) -> None:
@@ -94,8 +98,12 @@ class Kernels:
         """Make kernels while there are any, and wait for the others' -> the files, in order. Raises what went wrong."""
         os.close(self._tell)
         missing = set(range(len(self._functions)))
-        for number in self._taken(turns):
-            self._make(number)
+        while True:
+            with turns:
+                number = self._take()
+                if number is None:
+                    break
+                self._make(number)
             missing.remove(number)
         with os.fdopen(self._told, encoding="utf-8") as told:
             while missing and (line := told.readline()):
@@ -112,14 +120,10 @@ class Kernels:
         for end in {self._waiting, self._told, self._tell} - {_CLOSED}:
             os.close(end)
 
-    def _taken(self, turns: Turns) -> Iterator[int]:
-        """Numbers of kernels that this process is to make, while it has a turn for each."""
-        while True:
-            with turns:
-                number = os.read(self._waiting, _NUMBER)
-                if not number:
-                    return
-                yield int.from_bytes(number, "little")
+    def _take(self) -> int | None:
+        """The number of a kernel that this process is to make."""
+        number = os.read(self._waiting, _NUMBER)
+        return int.from_bytes(number, "little") if number else None
 
     def _make(self, number: int) -> None:
         name, function = self._functions[number]
@@ -142,6 +146,11 @@ class Process:
         if not self._number:
             _work_and_leave(work, said)
         said.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether somebody has waited for it."""
+        return not self._number
 
     def finish(self, what: str) -> None:
         """Wait for it. Raises LlmcError when it failed at `what`."""
