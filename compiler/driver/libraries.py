@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from llmc.compiler.driver.machine_code import Kernels, Process, Turns, kernels_of, processes, write_library
+from llmc.compiler.driver.machine_code import Kernels, Process, Turns, kernels_of, write_library
 from llmc.compiler.driver.tvm_runtime import CUDA_RUNTIME, copy_runtime, find_runtime
 from llmc.compiler.progress import Progress
+from llmc.runtime.loading.cpu import default_threads
 from llmc.targets.cuda.target import CudaTarget
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Libraries:
         self._objects = folder / "lib" / f"objects{of}"
         self._making: list[Library] = []
         self._helpers: list[Process] = []
-        self._turns = Turns(processes())
+        self._turns = Turns(default_threads())
 
     def __enter__(self) -> Libraries:
         return self
@@ -65,7 +66,7 @@ class Libraries:
             self._making.append(Library(module, target, path, self._objects, self._turns))
             self._report(self._stage(target), 1, 2)
         each = [library.kernels for library in self._making]
-        for _ in range(min(processes() - 1, sum(len(kernels.names) for kernels in each))):
+        for _ in range(min(default_threads() - 1, sum(len(kernels.names) for kernels in each))):
             self._helpers.append(Process(partial(_help, each, self._turns)))
         for kernels in each:
             kernels.helped()
@@ -90,7 +91,6 @@ class Libraries:
         """
         while not all(library.reported for library in self._making):
             self.look(None)
-        shutil.rmtree(self._objects)
         copy_runtime(find_runtime(self._targets[0].arch, tvm_runtime), self._folder / "lib")
         return [self._entry(library.target, tvm_runtime) for library in self._making]
 

@@ -31,11 +31,6 @@ _REASON = 500  # characters of what went wrong
 _CLOSED = -1
 
 
-def processes() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Turns:
     """So many processes at a time, by a pipe with a byte for each: a semaphore wants shared memory, which may lack."""
 

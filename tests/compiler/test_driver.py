@@ -159,7 +159,7 @@ def test_what_became_of_a_kernel_is_told(
     write: Callable[..., None], message: str, count: int, tiny_llama: Callable[..., Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(libraries, "processes", lambda: count)
+    monkeypatch.setattr(libraries, "default_threads", lambda: count)
     monkeypatch.setattr(machine_code, "write_kernel", write)
     with pytest.raises(LlmcError) as error:
         compile_model(tiny_llama(), tmp_path / "a.llmc")
@@ -182,10 +182,10 @@ def test_a_helper_that_ends_is_missed(
 
     def help_and_end(kernels: machine_code.Kernels, turns: machine_code.Turns) -> None:
         with turns:
-            assert kernels._take() == 0
+            assert kernels._take() is not None
             end()
 
-    monkeypatch.setattr(libraries, "processes", lambda: 2)
+    monkeypatch.setattr(libraries, "default_threads", lambda: 2)
     monkeypatch.setattr(machine_code.Kernels, "help", help_and_end)
     with pytest.raises(LlmcError, match=f"{message}|its code could not be made: the process that made .* was ended"):
         compile_model(tiny_llama(), tmp_path / "a.llmc")
@@ -198,7 +198,7 @@ def test_the_code_is_the_same_whoever_makes_it(
 ) -> None:
     found = set()
     for count in (1, 2, 5):
-        monkeypatch.setattr(libraries, "processes", lambda count=count: count)
+        monkeypatch.setattr(libraries, "default_threads", lambda count=count: count)
         path = compile_model(tiny_llama(), tmp_path / f"{count}.llmc").path
         (library,) = path.glob("lib/cpu-*.so")
         found.add(library.read_bytes())
