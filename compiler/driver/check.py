@@ -17,6 +17,7 @@ from llmc.runtime.runner import Feed, Output, Runner
 
 F32 = NDArray[np.float32]
 ANSWER_TOKENS = 24  # to each source, at most
+ROWS = 64  # of a text that are compared at a time: a large vocabulary's logits take much memory
 LARGE_KL = 0.1  # nats: about where answers start to differ visibly
 LARGE_ANGLE = 0.01  # one less the cosine: about where the order of a search's results starts to differ
 
@@ -55,7 +56,16 @@ class Texts:
     def measure(self, artifact: Path) -> Loss:
         """Run the finished artifact on the same windows."""
         with load(artifact) as model:
-            return _mean(zip(self.expected, _texts(model.runner, self.windows), strict=True), self.hidden)
+            return _mean(self._pairs(model.runner), self.hidden)
+
+    def _pairs(self, runner: Runner) -> Iterator[tuple[F32, F32]]:
+        """The original's outputs of some rows and ours. Vectors may come of all of a text: then it is read at once."""
+        for ids, expected in zip(self.windows, self.expected, strict=True):
+            sequence, step = runner.new_sequence(), len(ids) if self.hidden else ROWS
+            for first in range(0, len(ids), step):
+                rows = slice(first, first + step)
+                yield expected[rows], runner.step([Feed(sequence, ids[rows], "all")]).logits
+            runner.release(sequence)
 
 
 @dataclass(frozen=True)
@@ -79,15 +89,6 @@ def _mean(pairs: Iterable[tuple[F32, F32]], hidden: bool) -> Loss:
     if hidden:
         return Loss(len(every), cosine=1 - float(every.mean()))
     return Loss(len(every), float(every.mean()), float(np.concatenate([same for _, same in found]).mean()))
-
-
-def _texts(runner: Runner, windows: list[list[int]]) -> Iterator[F32]:
-    """Logits (n, V) of each text."""
-    for ids in windows:
-        sequence = runner.new_sequence()
-        got = runner.step([Feed(sequence, ids, "all")]).logits
-        runner.release(sequence)
-        yield got
 
 
 def _answers(probe: Probe, model: Model, sources: list[list[int]], lead: list[int]) -> Iterator[tuple[F32, F32]]:

@@ -94,9 +94,11 @@ def _model_artifact(
     """Read the model, choose formats, write; the manifest, and what was measured."""
     from llmc.compiler.driver.plan import make_plan
     from llmc.frontends.source import open_model  # imports tvm and readers: only once the request makes sense
+    from llmc.runtime.engine.freed_memory import give_back
 
     report("read", 0, 1)
     model = open_model(request.source, None if request.spec is None else read_spec(request.spec), report)
+    give_back()  # what a vocabulary took while it was read
     try:
         report("read", 1, 1)
         part_sizes(model.spec, request.layer_groups)  # a wish that cannot be met is refused before any work

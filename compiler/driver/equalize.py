@@ -109,6 +109,7 @@ def placed(scaled: Iterable[tuple[Group, F64]]) -> dict[str, Factors]:
 def _scales(model: Any, group: Group, square: F32) -> F64:
     """(F,) for what makes the columns: the square root of what these are multiplied with over their own size."""
     own = np.sum([_column_squares(model.tensors[name]) for name in group.matrices], axis=0)
+    model.let_go()
     scales = np.sqrt(np.sqrt(_by_maker(group, square) / _by_maker(group, own)))
     scales /= np.exp(np.log(scales).mean())
     return np.clip(scales, 1 / REACH, REACH)

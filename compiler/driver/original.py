@@ -5,7 +5,7 @@ probe.py holds all of it, which calibration on long texts and the choice of form
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,16 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
-from llmc.compiler.driver.probe import around_packing, index_arrays, squares_of_inputs, use_all_cpus
+from llmc.compiler.driver.probe import (
+    around_packing,
+    array_of,
+    as_tensor,
+    index_arrays,
+    squares_of_inputs,
+    use_all_cpus,
+)
 from llmc.compiler.driver.sources import ModelSources
+from llmc.compiler.driver.vocabulary import Pieces
 from llmc.compiler.errors import LlmcError
 from llmc.compiler.kv_pages import PAGE
 from llmc.compiler.spec import ModelSpec, cached_heads, layer_groups, pool_layers, tensor_shapes
@@ -28,6 +36,7 @@ from llmc.passes import lift_weights
 from llmc.passes.matrices import matrices
 from llmc.passes.pipeline import stages
 from llmc.passes.quantize.record_inputs import record_inputs
+from llmc.runtime.engine.freed_memory import give_back
 from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
 
@@ -45,13 +54,17 @@ def runs_in_parts(spec: ModelSpec) -> bool:
 class Original:
     """A float32 model whose weights are read again for every text.
 
-    `hidden`: outputs are vectors, which those of such a model are not.
+    `hidden`: outputs are vectors, which those of such a model are not. `pieces`: of its vocabulary, which may take more
+    than all layers.
     """
 
     hidden = False
 
-    def __init__(self, model: Any, progress: Callable[[int, int], None] | None = None) -> None:
-        spec, target = model.spec, targets.native()
+    def __init__(
+        self, model: Any, progress: Callable[[int, int], None] | None = None, pieces: Pieces | None = None
+    ) -> None:
+        self._pieces = pieces or Pieces.of(model.spec)
+        spec, target = self._pieces.spec(model.spec), targets.native()
         self._names = [EMBED, *map(part_name, range(spec.sizes.layers)), HEAD]
         whole = build(spec, "f32", spec.sizes.layers)
         module = tvm.IRModule({whole.get_global_var(name): whole[name] for name in self._names})
@@ -61,68 +74,132 @@ class Original:
         module = pipeline.run(late, record_inputs(module, self._names))
         self._stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
         bundled = lift_weights.bundle_weights(module)
-        self._reads = {name: _weights_read(bundled[name]) for name in self._names}
-        machine = relax.VirtualMachine(compile_module(lower(bundled, target), target), tvm.cpu())
+        self._reads = {name: _items_read(bundled[name], -1) for name in self._names}
+        self._caches = {name: _items_read(bundled[name], -2) for name in self._names}  # K and V of layers
+        executable = compile_module(lower(bundled, target), target)
+        machine = relax.VirtualMachine(executable, tvm.cpu(), "naive")  # pools keep memory of every length of text
         self._functions = {name: machine[name] for name in self._names}
-        self._source, self._progress = ModelSources(model), progress
+        self._model, self._source, self._progress = model, ModelSources(model), progress
         heads, size = cached_heads(spec)
         self._page, self._layers = (2, heads, size * PAGE), pool_layers(spec)
         self._groups = len(layer_groups(spec))
 
-    def run(self, texts: list[list[int]]) -> list[tuple[F32, dict[str, F32]]]:
-        """Of each text, logits (n, V) of every place; and, by weight, mean squares (K,) of what it is multiplied with.
+    def run(
+        self, texts: list[list[int]], judged: int, wanted: Container[str]
+    ) -> tuple[list[F32], list[dict[str, F32]]]:
+        """Logits (n, V) of every place of the last `judged` texts; and of each text, by weight, mean squares (K,) of
+        what it is multiplied with, of those `wanted` at least.
 
         A part's weights are in memory while all texts pass through it, and those of the next are read.
         """
         use_all_cpus()
-        readings = [self._begun(ids) for ids in texts]
+        readings = [self._begun(ids, len(texts) - place <= judged) for place, ids in enumerate(texts)]
+        steps = self._steps(texts, judged, wanted)
         with ThreadPoolExecutor(1, "weights") as pool:
-            ahead = pool.submit(self._weights, self._names[0])
-            for number, name in enumerate(self._names, 1):
+            ahead = pool.submit(self._weights, *steps[0])
+            for number, (name, start) in enumerate(steps, 1):
                 weights = ahead.result()
-                if number < len(self._names):
-                    ahead = pool.submit(self._weights, self._names[number])
+                if number < len(steps):
+                    ahead = pool.submit(self._weights, *steps[number])
                 for reading in readings:
-                    found = self._functions[name](*reading.inputs(name), weights)
-                    reading.take(found, self._matrices[name], number == len(self._names))
+                    self._pass(reading, name, start, weights)
+                give_back()
+                later = set[int]().union(*(self._caches[part] for part, _ in steps[number:]))
+                for reading in readings:
+                    reading.end(self._caches[name] - later)
                 if self._progress:
-                    self._progress(number, len(self._names))
-        return [(reading.x.numpy(), reading.squares) for reading in readings]
+                    self._progress(number, len(steps))
+        return [reading.logits for reading in readings if reading.judged], [each.squares for each in readings]
 
-    def _begun(self, ids: list[int]) -> _Reading:
+    def _steps(self, texts: list[list[int]], judged: int, wanted: Container[str]) -> list[tuple[str, int]]:
+        """Parts in order, those at the ends once for each piece of the vocabulary that counts; and its first entry."""
+        starts, size = self._pieces.starts, self._pieces.size
+        used = [start for start in starts if any(start <= token < start + size for ids in texts for token in ids)]
+        multiplied = any(name in wanted for names in self._matrices[HEAD] for name in names)
+        heads = starts if judged else starts[:1] if multiplied else []
+        return [(EMBED, n) for n in used] + [(name, 0) for name in self._names[1:-1]] + [(HEAD, n) for n in heads]
+
+    def _begun(self, ids: list[int], judged: bool) -> _Reading:
         index, pages = index_arrays(ids, 0, self._groups)
-        kv = [tvm.runtime.tensor(np.zeros((pages, *self._page), np.float32)) for _ in range(self._layers)]
-        return _Reading([tvm.runtime.tensor(array) for array in index], kv)
+        tensors = [tvm.runtime.tensor(array) for array in index]
+        empty = [_zeros(0, *self._page)] * self._layers
+        return _Reading(np.array(ids), tensors, pages, empty, judged, self._pieces)
 
-    def _weights(self, name: str) -> list[Any]:
+    def _weights(self, name: str, start: int) -> list[Any]:
         """Those that a part reads, and nothing in the places of the others."""
-        weights = [tvm.runtime.tensor(np.zeros(1, np.float32))] * len(self._stored)
+        ends, whole = name in (EMBED, HEAD), self._pieces.size == self._pieces.entries
+        source = ModelSources(self._pieces.model(self._model, start)) if ends and not whole else self._source
+        weights = [_zeros(1)] * len(self._stored)
         for number in self._reads[name]:
-            weights[number] = tvm.runtime.tensor(self._stored[number].compute(self._source))
+            weights[number] = as_tensor(self._stored[number].compute(source))
+        self._model.let_go()
         return weights
+
+    def _pass(self, reading: _Reading, name: str, start: int, weights: list[Any]) -> None:
+        """A text passes through a part."""
+        call, matrices = self._functions[name], self._matrices[name]
+        if name == EMBED:
+            inputs = reading.embed(start, lambda *inputs: call(*inputs, weights))
+        else:
+            reading.begin(self._caches[name])
+            found = call(*reading.inputs(name), weights)
+            inputs = list(map(array_of, list(found)[-len(matrices) :])) if matrices else []
+            if name == HEAD:
+                reading.take_logits(start, array_of(found[0]))
+            else:
+                reading.x = found[0] if matrices else found
+        reading.squares |= squares_of_inputs(matrices, inputs)
 
 
 @dataclass
 class _Reading:
     """A text on its way: index arrays and pages, what its rows have come to, and what matrices were given."""
 
+    ids: NDArray[Any]
     index: list[Any]
-    kv: list[Any]
+    pages: int  # that the text takes
+    kv: list[Any]  # without pages while no part wants them
+    judged: bool  # whether its logits are wanted
+    pieces: Pieces
     x: Any = None
+    embedded: list[F32] = field(default_factory=list)
+    logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
     squares: dict[str, F32] = field(default_factory=dict)
 
+    def embed(self, start: int, call: Callable[[Any, Any], Any]) -> list[F32]:
+        """Rows of the tokens that are in a piece of the vocabulary, and the same of what matrices there were given."""
+        here = (self.ids >= start) & (self.ids < start + self.pieces.size)
+        tokens = tvm.runtime.tensor(np.where(here, self.ids - start, 0).astype(np.int32))
+        found = call(tokens, self.index[1])
+        arrays = [array_of(found)] if isinstance(found, tvm.runtime.Tensor) else list(map(array_of, found))
+        before = self.embedded or arrays
+        self.embedded = [np.where(here[:, None], new, old) for new, old in zip(arrays, before, strict=True)]
+        self.x = tvm.runtime.tensor(self.embedded[0])
+        return self.embedded[1:]
+
+    def begin(self, layers: set[int]) -> None:
+        """A part reads and writes K and V of these layers, as ones before it may have."""
+        for layer in layers:
+            none, *page = self.kv[layer].shape
+            if none == 0:
+                self.kv[layer] = _zeros(self.pages, *page)
+
+    def end(self, layers: set[int]) -> None:
+        """No part after this one wants K and V of these layers."""
+        for layer in layers:
+            self.kv[layer] = _zeros(0, *self.kv[layer].shape[1:])
+
     def inputs(self, part: str) -> list[Any]:
-        """What a part takes beside weights."""
-        tokens, positions, *places, wanted = self.index
-        if part == EMBED:
-            return [tokens, positions]
+        """What a part behind the embedding takes beside weights."""
+        _, positions, *places, wanted = self.index
         return [self.x, wanted] if part == HEAD else [self.x, positions, *places, self.kv]
 
-    def take(self, found: Any, matrices: list[tuple[str, ...]], last: bool) -> None:
-        """What a part gives: rows, or the last one's logits and their greatest, and then its matrices' inputs."""
-        self.x = found[0] if last or matrices else found
-        if matrices:
-            self.squares |= squares_of_inputs(matrices, [x.numpy() for x in list(found)[-len(matrices) :]])
+    def take_logits(self, start: int, found: F32) -> None:
+        """Those of a piece of the vocabulary."""
+        if self.judged:
+            if not self.logits.size:
+                self.logits = np.empty((len(found), self.pieces.entries), np.float32)
+            self.logits[:, start : start + self.pieces.size] = found
 
 
 def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:
@@ -130,12 +207,16 @@ def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:
     return [matrix.sources for matrix in matrices(module, function) if matrix.input is not None]
 
 
-def _weights_read(function: Any) -> set[int]:
-    """Places of the stored weights that a function reads, in its last parameter."""
+def _zeros(*shape: int) -> Any:
+    return tvm.runtime.tensor(np.zeros(shape, np.float32))
+
+
+def _items_read(function: Any, place: int) -> set[int]:
+    """Which items of a parameter, a tuple, a function reads."""
     read: set[int] = set()
 
     def visit(expr: Any) -> None:
-        if isinstance(expr, relax.TupleGetItem) and expr.tuple_value.same_as(function.params[-1]):
+        if isinstance(expr, relax.TupleGetItem) and expr.tuple_value.same_as(function.params[place]):
             read.add(int(expr.index))
 
     relax.analysis.post_order_visit(function.body, visit)

@@ -57,7 +57,10 @@ class Plan:
         runs_here = any(t.arch == platform.machine() and cpu_flags().issuperset(t.requires) for t in chosen)
         if self.reading is None or self.reading.original is None or not runs_here:
             return None
+        from llmc.runtime.engine.freed_memory import give_back
+
         report("check", 0, 1)
+        give_back()  # what packing took
         loss = self.reading.original.measure(artifact)
         report("check", 1, 1)
         return loss
@@ -97,12 +100,14 @@ def _read_in_parts(model: Any, groups: list[Group], windows: list[list[int]], re
     from llmc.compiler.driver.equalize import common, factors, for_groups
     from llmc.compiler.driver.original import Original
     from llmc.compiler.driver.texts import scaling_windows
+    from llmc.runtime.engine.freed_memory import give_back
 
     scaling = scaling_windows(model) if groups else []
-    read = Original(model, partial(report, "original")).run([*windows, *scaling])
-    squares = for_groups(common([each for _, each in read[len(windows) :]]), groups) if groups else {}
+    wanted = {name for group in groups for name in group.matrices}
+    expected, seen = Original(model, partial(report, "original")).run([*scaling, *windows], len(windows), wanted)
+    give_back()  # what it took
+    squares = for_groups(common(seen[: len(scaling)]), groups) if groups else {}
     source = ModelSources(model, squares=squares, factors=factors(model, groups, squares))
-    expected = [logits for logits, _ in read[: len(windows)]]
     return Reading(source, Texts(windows, expected) if windows else None)
 
 

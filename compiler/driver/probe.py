@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tvm
@@ -16,6 +16,7 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
+from llmc.compiler.artifact import ALIGN
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import PAGE
@@ -55,7 +56,7 @@ class Probe:
         self._weights = []
         source = ModelSources(model)
         for number, weight in enumerate(stored):
-            self._weights.append(tvm.runtime.tensor(weight.compute(source)))
+            self._weights.append(as_tensor(weight.compute(source)))
             if progress:
                 progress(number + 1, len(stored))
         heads, size = cached_heads(spec)
@@ -89,6 +90,18 @@ class Probe:
             yield
         finally:
             self._weights[place] = original
+
+
+def as_tensor(array: NDArray[Any]) -> Any:
+    """An array for kernels: itself where they can read it, else a copy."""
+    ready = array.ctypes.data % ALIGN == 0 and array.flags.c_contiguous and array.flags.writeable
+    return tvm.runtime.from_dlpack(array) if ready else tvm.runtime.tensor(array)
+
+
+def array_of(tensor: Any) -> F32:
+    """What a kernel gave, not copied."""
+    found: Any = np.from_dlpack(tensor)
+    return cast(F32, found)
 
 
 def squares_of_inputs(matrices: Iterable[tuple[str, ...]], inputs: Iterable[F32]) -> dict[str, F32]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.artifact import ALIGN
 from llmc.compiler.driver.equalize import Factors
 from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode, join
 from llmc.compiler.formats.plain import pieces, tiles_of
@@ -22,7 +24,7 @@ Gram = F32
 Run = tuple[str, int, int]  # a weight, the first of some rows of it, and the one after the last
 Pack = Callable[[NDArray[np.float32]], NDArray[Any]]  # rows -> packed ones
 
-_PIECE = 1 << 21  # numbers of a matrix that are read at once: memory of 8 MB, which is used again
+_PIECE = 1 << 20  # numbers of a matrix that are read at once: memory of 4 MB, which is used again
 _LET_GO_BYTES = 32 << 20  # read between two times that memory of the model's files is given back
 
 
@@ -114,7 +116,7 @@ class ModelSources:
         Memory holds a few rows of the floats at a time; the bytes are those of all at once.
         """
         rows, width = sum(end - begin for _, begin, end in runs), self.model.tensors[runs[0][0]].shape[1]
-        out = np.empty(kind.packed_shape(rows, columns), kind.dtype)
+        out = _on_border(kind.packed_shape(rows, columns), kind.dtype)
         for piece in pieces(rows, width, _PIECE):
             values = self._read_rows(runs, piece)
             out[tiles_of(piece)] = pack(values)
@@ -131,3 +133,11 @@ class ModelSources:
                 found.append(self.factors[name].onto(values, begin + low) if name in self.factors else values)
             first += end - begin
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _on_border(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """An uninitialised array where kernels can read it without a copy."""
+    count = prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(count + ALIGN, np.uint8)
+    first = -memory.ctypes.data % ALIGN
+    return memory[first : first + count].view(dtype).reshape(shape)
