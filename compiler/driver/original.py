@@ -127,8 +127,8 @@ class Original:
 
     def _weights(self, name: str, start: int) -> list[Any]:
         """Those that a part reads, and nothing in the places of the others."""
-        ends, whole = name in (EMBED, HEAD), self._pieces.size == self._pieces.entries
-        source = ModelSources(self._pieces.model(self._model, start)) if ends and not whole else self._source
+        at_an_end = name in (EMBED, HEAD)
+        source = ModelSources(self._pieces.model(self._model, start)) if at_an_end else self._source
         weights = [_zeros(1)] * len(self._stored)
         for number in self._reads[name]:
             weights[number] = as_tensor(self._stored[number].compute(source))

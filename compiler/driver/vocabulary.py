@@ -45,6 +45,8 @@ class Pieces:
 
     def model(self, model: Any, start: int) -> Any:
         """The model with the piece that begins there."""
+        if self.size == self.entries:
+            return model
         few, tensors = tensor_shapes(self.spec(model.spec)), dict(model.tensors)
         for name, shape in tensor_shapes(model.spec).items():
             if few[name] != shape:

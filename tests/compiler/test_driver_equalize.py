@@ -39,7 +39,7 @@ class _Matrix:
 
 
 def _factors(weight: np.ndarray, square: np.ndarray, made_by: np.ndarray, strength: float = 1) -> dict[str, Factors]:
-    model = SimpleNamespace(tensors={"w": _Matrix(weight)})
+    model = SimpleNamespace(tensors={"w": _Matrix(weight)}, let_go=lambda: None)
     return factors(model, [Group(("w",), ("norm",), ("rows",), made_by)], {"w": square}, strength)
 
 
