@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmc.compiler.errors import LlmcError
-from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join, scales
+from llmc.compiler.formats.block import U8, BlockFormat, Quantized, blocks_of, join, over_block, scales
 from llmc.compiler.formats.plain import F32, Array, pieces
 from llmc.compiler.formats.search import TOP
 
@@ -32,8 +32,8 @@ def minmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
 def _minmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     steps = LEVELS - 1 if format.pair else format.top
-    low = blocks.min(-1)
-    scale = _fp16((blocks.max(-1) - low) / np.float32(steps), "block scale")
+    low = over_block(np.minimum, blocks)
+    scale = _fp16((over_block(np.maximum, blocks) - low) / np.float32(steps), "block scale")
     minimum = _fp16(low, "block minimum")
     codes = _nearest(blocks, scale.astype(np.float32), minimum.astype(np.float32), steps).reshape(len(weight), -1)
     if format.pair:
@@ -50,7 +50,7 @@ def absmax(weight: F32, format: BlockFormat, importance: F32 | None = None) -> Q
 def _absmax(weight: F32, format: BlockFormat) -> Quantized:
     blocks = blocks_of(weight, format)
     zero = np.float32(format.offset)
-    least = np.abs(blocks).max(-1) / (zero - 1)
+    least = over_block(np.maximum, np.abs(blocks)) / (zero - 1)
     tables: dict[str, Array] = {}
     if format.scale == "row":
         tables = _row_scales(least)
