@@ -126,13 +126,19 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Add the list of files and the manifest's own hash, and write it, over an earlier one."""
+def write_manifest(folder: Path, manifest: dict[str, Any], files: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Add the list of files and the manifest's own hash, and write it, over an earlier one -> what is written.
+
+    `files`: the list, from when the manifest was written before.
+    """
     (folder / MANIFEST).unlink(missing_ok=True)
-    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    manifest = {"format": FORMAT, **manifest, "files": {name: _digest(folder / name) for name in names}}
+    if files is None:
+        names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        files = {name: _digest(folder / name) for name in names}
+    manifest = {"format": FORMAT, **manifest, "files": files}
     manifest["manifest_sha256"] = hashlib.sha256(canonical(manifest)).hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return manifest
 
 
 def check_output(path: Path) -> None:

@@ -132,6 +132,7 @@ def write_artifact(
 ) -> tuple[dict[str, Any], Loss | None]:
     """Write the artifact of a planned compile, with a library for each target; its manifest, and what was measured."""
     from llmc.compiler.driver.manifest import describe_model
+    from llmc.runtime.loading.integrity import remember_for
 
     kv_dtype = kv_kind(request.kv, plan.recipe)
     parts = part_sizes(model.spec, request.layer_groups)
@@ -150,11 +151,12 @@ def write_artifact(
             model, plan.recipe, plan.scaled, kv_dtype, stored, weights, variants, functions, parts, request.activations
         )
         write_texts(folder, model, manifest)
-        artifact.write_manifest(folder, manifest)
+        written = artifact.write_manifest(folder, manifest)
         loss = plan.measure(folder, chosen, report)
         if loss is not None:
             manifest["quantization"]["loss"] = loss.as_dict()
-            artifact.write_manifest(folder, manifest)
+            final = artifact.write_manifest(folder, manifest, written["files"])
+            remember_for(folder / weights["file"], written["manifest_sha256"], final["manifest_sha256"])
     return manifest, loss
 
 

@@ -160,6 +160,12 @@ def remember(key: str) -> None:
             os.unlink(temporary)
 
 
+def remember_for(path: Path, known: str, manifest_sha256: str) -> None:
+    """What is remembered of weights by the manifest with hash `known` holds for another one that lists the same."""
+    if is_remembered(identity(path, known)):
+        remember(identity(path, manifest_sha256))
+
+
 def _read_memory() -> list[str]:
     try:
         keys = json.loads((cache_folder() / "verified.json").read_text(encoding="utf-8"))

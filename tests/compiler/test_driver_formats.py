@@ -16,6 +16,7 @@ from llmc.compiler.errors import LlmcError
 from llmc.compiler.formats import FORMATS
 from llmc.frontends.source import open_model
 from llmc.frontends.tensor import Tensor
+from llmc.runtime.loading import integrity
 
 pytestmark = pytest.mark.usefixtures("plain_code")
 
@@ -175,3 +176,15 @@ def test_the_loss_is_measured_and_written_down(tiny: Path, tmp_path: Path) -> No
     manifest = json.loads((tmp_path / "q8.llmc" / "manifest.json").read_text())
     assert manifest["quantization"]["loss"] == fine.as_dict()
     llmc.load(tmp_path / "q8.llmc").close()
+
+
+def test_weights_that_a_check_read_are_not_hashed_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(integrity, "_SETTLED_NS", 0)
+    for check in (True, False):
+        compile_model(tiny, tmp_path / "a.llmc", quant="q8", check=check)
+        seen: list[str] = []
+        llmc.load(tmp_path / "a.llmc", progress=lambda stage, done, total, seen=seen: seen.append(stage)).close()
+        assert ("verify weights" in seen) == (not check)
