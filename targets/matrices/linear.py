@@ -28,6 +28,9 @@ MORE_ROWS = 2  # that a group may have above the usual
 # Rows of a group whose sums are all that it keeps, and how many more it may have when there are few: measured.
 _ROWS_OF_F32 = {"avx512f": (8, MORE_ROWS), "avx2": (6, 0)}
 
+_PAIRED = 12  # rows of a group that goes through two tiles: their sums take 24 of 32 registers
+_MANY_F32 = 5 * _PAIRED  # rows from which on there are such groups, all of them of nearly that size
+
 # emit(tile, first row, rows in the group): adds the whole reduction into registers and returns them
 Reduce = Callable[[Any, Any, int], Any]
 
@@ -40,7 +43,8 @@ def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 def f32_product(target: Target, columns: int) -> Product:
     """The product of f32_linear."""
     usual, more = known_rows(target, _ROWS_OF_F32)
-    return Product(["float32", "float32"], f32_body(columns), more, usual)
+    many = _many_f32(target, columns) if target.has("avx512f") else None
+    return Product(["float32", "float32"], f32_body(columns), more, usual, many)
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -60,6 +64,28 @@ def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
         return reduce
 
     return body
+
+
+def _many_f32(target: Target, columns: int) -> Many:
+    """Two tiles together: a number that is read once is multiplied twice, which leaves the loads room."""
+
+    def whole(operands: list[Any], tiles: list[Any], start: Any, count: Any, writes: list[Write]) -> None:
+        x, weight = operands
+
+        def group(first: Any, rows: int) -> None:
+            sums, row = [zeros(rows, "float32") for _ in tiles], start + first
+            with T.serial(0, columns) as k:
+                words = [weight[tile, k, lanes(0)] for tile in tiles]
+                for r in range(rows):
+                    left = splat(x[row + r, k])
+                    for acc, word in zip(sums, words, strict=True):
+                        put(acc, r, fma(left, word, get(acc, r)))
+            for write, acc in zip(writes, sums, strict=True):
+                write(acc, row, rows)
+
+        in_groups(target, count, group, 0, _PAIRED, _MANY_F32)
+
+    return Many(_MANY_F32, whole, together=2)
 
 
 def known_rows(target: Target, known: dict[str, tuple[int, int]]) -> tuple[int | None, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_every_block_format_equals_its_meaning(format: str, variant: str) -> Non
 def test_every_block_format_goes_through_every_group_of_rows(format: str) -> None:
     rng = np.random.default_rng([*map(ord, format)])
     run_rows(linear_case(rng, "i8_linear", format), VARIANTS["native"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_tiles_of_floats_together_give_the_bits_of_each(seed: int) -> None:
+    """Widths of one tile, of an even number and of an odd one are among them."""
+    case = linear_case(np.random.default_rng(seed), "packed_linear", "f32")
+    (whole,) = run(case, VARIANTS["native"])
+    for rows in (1, 11, 59, 60, 61, 71, 72, 73, 127, 128, 187, 189):
+        first = replace(case, arrays=[case.arrays[0][:rows].copy(), case.arrays[1]])
+        (got,) = result(first, VARIANTS["native"], (whole[:rows],))
+        np.testing.assert_array_equal(got, whole[:rows], err_msg=str(rows))
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
