@@ -1,4 +1,4 @@
-"""The unquantized model, run once with one layer of it in memory: what a check needs, however large the model is.
+"""The unquantized model, run once with a layer of it, or a piece of its vocabulary, in memory: what a check needs.
 
 probe.py holds all of it, which calibration on long texts and the choice of formats read many times.
 """
