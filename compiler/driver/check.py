@@ -47,11 +47,15 @@ class Loss:
 
 @dataclass(frozen=True)
 class Texts:
-    """What the original makes of texts, (n, V) logits of each, or, where it is `hidden`, vectors."""
+    """What the original makes of texts, (n, V) logits of each, or, where it is `hidden`, vectors.
+
+    `whole`: what it makes of a token may depend on those behind it.
+    """
 
     windows: list[list[int]]
     expected: list[F32]
     hidden: bool = False
+    whole: bool = False
 
     def measure(self, artifact: Path) -> Loss:
         """Run the finished artifact on the same windows."""
@@ -59,9 +63,9 @@ class Texts:
             return _mean(self._pairs(model.runner), self.hidden)
 
     def _pairs(self, runner: Runner) -> Iterator[tuple[F32, F32]]:
-        """The original's outputs of some rows and ours. Vectors may come of all of a text: then it is read at once."""
+        """The original's outputs of some rows and ours."""
         for ids, expected in zip(self.windows, self.expected, strict=True):
-            sequence, step = runner.new_sequence(), len(ids) if self.hidden else ROWS
+            sequence, step = runner.new_sequence(), len(ids) if self.whole else ROWS
             for first in range(0, len(ids), step):
                 rows = slice(first, first + step)
                 yield expected[rows], runner.step([Feed(sequence, ids[rows], "all")]).logits

@@ -133,7 +133,8 @@ def _read_whole(
         choices = weigh_formats(probe, source, trial, partial(report, "sensitivity"))
         recipe = choose_formats(probe, model, choices, budget)
     expected = [probe.run(ids)[0] for ids in windows]
-    return recipe, Reading(source, Texts(windows, expected, probe.hidden) if windows else None)
+    whole = probe.hidden or not model.spec.attention.causal
+    return recipe, Reading(source, Texts(windows, expected, probe.hidden, whole) if windows else None)
 
 
 def scaled_groups(request: Request, chosen: Sequence[AnyTarget], model: Any, recipe: Recipe) -> list[Group]:

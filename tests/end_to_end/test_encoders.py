@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 import llmc
 from llmc.cli import command
-from llmc.compiler.driver import compile_model
+from llmc.compiler.driver import check, compile_model
 from llmc.compiler.errors import SourceError
 from llmc.frontends.source import open_model
 from llmc.runtime.errors import RequestError
@@ -126,6 +126,20 @@ def test_masks(name: str, encoder: Callable[[str, Any], Path]) -> None:
         np.testing.assert_allclose([g.probability for g in guesses], np.sort(logits[place])[::-1], atol=1e-5)
         assert [g.id for g in guesses][:3] == (-logits[place]).argsort(kind="stable")[:3].tolist()
         assert guesses[0].token == WORDS[guesses[0].id]
+
+
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM])
+def test_a_check_reads_a_text_at_once(
+    kind: Any, encoder: Callable[[str, Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes of a token depends on those behind it, however few rows a causal model is compared in."""
+    monkeypatch.setattr(check, "ROWS", 8)
+    loss = compile_model(encoder("BERT", kind), tmp_path / "a.llmc", quant="f32", check=True).loss
+    assert loss is not None
+    assert loss.tokens > 2 * check.ROWS
+    lost = loss.kl if loss.cosine is None else 1 - loss.cosine
+    assert lost is not None
+    assert abs(lost) < 1e-6
 
 
 def test_older_names_of_norms(encoder: Callable[[str, Any], Path]) -> None:
