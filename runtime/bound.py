@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.bind import bind_to_host
 from llmc.runtime.loading.integrity import Progress
 from llmc.runtime.loading.manifest import Manifest
+from llmc.runtime.loading.weights import Weights
 from llmc.runtime.runner import Step
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _DEVICE_SHARE = 0.6  # of what is free on a device: steps of all sizes need the 
 
 
 def bind(
-    artifact: Artifact[Manifest], weights: list[NDArray[Any]], threads: int, tokens_in: Callable[[int], int],
+    artifact: Artifact[Manifest], weights: Weights, threads: int, tokens_in: Callable[[int], int],
     collectives: Collectives | None = None, progress: Progress | None = None,
 ) -> tuple[PagePool, dict[str, Step]]:  # fmt: skip
     """The cache, and name -> function, of index arrays alone, for all functions of the artifact.
@@ -36,7 +35,7 @@ def bind(
         from llmc.runtime.cuda.bind import bind_to_device  # with CUDA's libraries
 
         return bind_to_device(
-            artifact, weights, lambda free: tokens_in(int(free * _DEVICE_SHARE)), collectives, progress
+            artifact, weights.arrays, lambda free: tokens_in(int(free * _DEVICE_SHARE)), collectives, progress
         )  # fmt: skip
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     pages = PagePool(artifact.manifest.kv, tokens_in(int(memory * _HOST_SHARE)))

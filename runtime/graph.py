@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,19 @@ def load_graph(
     library.set_most_threads(most)
     (step,) = library.load_functions(artifact, ["step"])
     ffi = library.import_ffi()
-    stored = ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in weights])
-    return Graph(artifact.manifest, step, stored, min(most, threads or most))
+    stored = ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in weights.arrays])
+    return Graph(artifact.manifest, step, stored, weights.worked, min(most, threads or most))
 
 
 class Graph:
     """A graph ready to run. Calls from several threads are safe and take turns."""
 
-    def __init__(self, manifest: GraphManifest, step: Any, weights: Any, threads: int) -> None:
+    def __init__(
+        self, manifest: GraphManifest, step: Any, stored: Any, worked: Callable[[float], None], threads: int
+    ) -> None:
         self.manifest = manifest
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._step, self._weights, self._crowding = step, weights, Crowding(threads)
+        self._step, self._weights, self._worked, self._crowding = step, stored, worked, Crowding(threads)
         self._turn = threading.Lock()
 
     def __call__(self, /, **arrays: Any) -> dict[str, Array]:
@@ -68,12 +71,15 @@ class Graph:
         placed = [ffi.from_dlpack(_placed(given[port.name], port.dtype)) for port in self.inputs]
         with self._turn:
             library.use_threads(self._crowding.begin())
+            start = time.perf_counter()
             try:
                 results = self._step(*placed, self._weights)
             except RuntimeError as error:
                 reason = (str(error).strip().splitlines() or ["no reason"])[-1]
                 raise LlmcError(f"the graph failed on these arrays: {reason[:300]}") from error
+            seconds = time.perf_counter() - start
             self._crowding.end()
+            self._worked(seconds)
         values = [np.array(np.from_dlpack(result)) for result in results]
         for port, value in zip(self.outputs, values, strict=True):
             wanted = tuple(value_of(size, sizes) for size in port.shape)

@@ -45,7 +45,7 @@ def load(
     prefill: str = "chunked",
     drafts: int | None = None,
     draft_model: str | os.PathLike[str] | None = None,
-    copy_weights: bool = False,
+    copy_weights: bool | None = None,
 ) -> Model:
     """Load the artifact folder at `path`, after checking it.
 
@@ -56,8 +56,9 @@ def load(
     2,048 on a GPU. deterministic: refuse an artifact that does not promise the same tokens whatever else is in a step.
     policy, preemption, most_running, keep_prefixes, prefill, drafts: as `Engine` takes them; drafts: by default 7, and
     none on a GPU, which begins a step before it is known what the one before it says. draft_model: the artifact of a
-    smaller model with the same tokenizer, which guesses tokens too. copy_weights: on CPUs, read weights into memory of
-    this process, in pages of 2 MB, which may be faster than those that the system keeps of the file.
+    smaller model with the same tokenizer, which guesses tokens too. copy_weights: on CPUs, have weights in memory of
+    this process, in pages of 2 MB, which may be faster than those that the system keeps of the file; default: copied
+    little by little while steps run, if twice as much memory is available; True: before the first; False: never.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless
@@ -169,7 +170,7 @@ def _check_draft(draft: Artifact[Manifest], manifest: Manifest, tokenizer_json: 
 
 
 def _draft_runner(
-    draft: Artifact[Manifest], threads: int, tokens: int, copy_weights: bool, progress: Progress | None
+    draft: Artifact[Manifest], threads: int, tokens: int, copy_weights: bool | None, progress: Progress | None
 ) -> Runner:
     """A runner of a draft model, with a cache for as many tokens as the model has that it guesses for."""
     own = draft.manifest

@@ -50,7 +50,7 @@ def _read(case: dict[str, Any]) -> float:
 
 def measure(
     artifact: str, threads: int, batch: int, prompt_tokens: int, new_tokens: int, repeats: int,
-    copy_weights: bool = False,
+    copy_weights: bool | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Return prefill and decode rates of every repeat, load time and peak memory of each worker, in bytes.
 
@@ -61,7 +61,7 @@ def measure(
     from llmc.runtime.workers.attend import attend
     from llmc.runtime.workers.world import to_front
 
-    if attend(artifact, threads):
+    if attend(artifact, threads, copy_weights):
         to_front(peak_rss_bytes())
         return None
     start = time.perf_counter()

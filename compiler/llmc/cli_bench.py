@@ -70,7 +70,7 @@ def bench(
     batch: tuple[int, ...],
     threads: tuple[int, ...] | None,
     repeats: int,
-    copy_weights: bool,
+    copy_weights: bool | None,
     devices: bool,
     as_json: bool,
 ) -> None:

@@ -39,7 +39,7 @@ Examples:
 @for_devices
 def chat(
     artifact: str, system: str | None, threads: int | None, drafts: int | None, draft_model: str | None,
-    copy_weights: bool, as_json: bool, **decoding: Any,
+    copy_weights: bool | None, as_json: bool, **decoding: Any,
 ) -> None:  # fmt: skip
     """Talk with the model in NAME.llmc; it remembers what was said before.
 

@@ -95,7 +95,7 @@ def run(
     threads: int | None,
     drafts: int | None,
     draft_model: str | None,
-    copy_weights: bool,
+    copy_weights: bool | None,
     as_json: bool,
     **decoding: Any,
 ) -> None:

@@ -58,7 +58,7 @@ def serve(
     threads: int | None,
     drafts: int | None,
     draft_model: str | None,
-    copy_weights: bool,
+    copy_weights: bool | None,
     as_json: bool,
 ) -> None:
     """Serve the model in NAME.llmc until Ctrl-C: /v1/chat/completions, /v1/completions and /v1/models.

@@ -39,7 +39,7 @@ Examples:
 @for_devices
 def translate(
     artifact: str, texts: tuple[str, ...], source: str | None, target: str | None, lines: str | None, truncate: bool,
-    threads: int | None, drafts: int | None, copy_weights: bool, as_json: bool, **decoding: Any,
+    threads: int | None, drafts: int | None, copy_weights: bool | None, as_json: bool, **decoding: Any,
 ) -> None:  # fmt: skip
     """Translate each TEXT with the model in NAME.llmc, and print a line for each.
 

@@ -28,9 +28,10 @@ draft_model_option = click.option(
 )
 
 copy_weights_option = click.option(
-    "--copy-weights",
-    is_flag=True,
-    help="Read weights into memory of its own, in large pages, in place of the file's: slower to start, often faster.",
+    "--copy-weights/--no-copy-weights",
+    default=None,
+    help="Have weights in memory of its own, in large pages, in place of the file's, which are often slower. "
+    "Default: they are copied little by little, where memory has room for them twice; else before the first token.",
 )
 
 devices_option = click.option(
@@ -52,7 +53,7 @@ def for_devices(command: Callable[..., None]) -> Callable[..., None]:
         if launched():
             from llmc.runtime.workers.attend import attend
 
-            if attend(artifact, threads):
+            if attend(artifact, threads, options.get("copy_weights")):
                 return
         elif devices:
             start_workers(artifact, "llmc", sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from llmc.runtime.loading.artifact import Artifact
 from llmc.runtime.loading.crowding import Crowding
 from llmc.runtime.loading.manifest import Manifest
 from llmc.runtime.loading.one_thread import OneThread
-from llmc.runtime.loading.weights import ALIGN
+from llmc.runtime.loading.weights import ALIGN, Weights
 from llmc.runtime.parts import Parts
 from llmc.runtime.runner import Step
 
@@ -24,7 +25,7 @@ WITHOUT_CACHE = ("embed", "head")
 
 
 def bind_to_host(
-    artifact: Artifact[Manifest], pages: list[NDArray[Any]], weights: list[NDArray[Any]], threads: int
+    artifact: Artifact[Manifest], pages: list[NDArray[Any]], weights: Weights, threads: int
 ) -> dict[str, Step]:
     """Name -> function, of index arrays alone, for all functions of the artifact; `pages`: of each layer of the cache.
 
@@ -39,7 +40,7 @@ def bind_to_host(
         return ffi.Array([ffi.from_dlpack(a, require_alignment=ALIGN, require_contiguous=True) for a in arrays])
 
     item = ffi.get_global_func("ffi.ArrayGetItem")  # what found[number] calls, at half its price
-    cache, stored = tensors(pages), tensors(weights)
+    cache, stored = tensors(pages), tensors(weights.arrays)
     thread, crowding = OneThread(), Crowding(threads)
 
     def call(name: str, function: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
@@ -48,8 +49,11 @@ def bind_to_host(
     def called(name: str, function: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         library.use_threads(crowding.begin())
         bound = (stored,) if name in WITHOUT_CACHE else (cache, stored)
+        start = time.perf_counter()
         found = function(*map(ffi.from_dlpack, arrays), *bound)
+        seconds = time.perf_counter() - start
         crowding.end()
+        weights.worked(seconds)
         if name not in RESULTS:
             return np.from_dlpack(found)
         return [np.from_dlpack(item(found, number)) for number in range(min(len(found), RESULTS[name]))]

@@ -1,6 +1,6 @@
 """The weights of an artifact as tensors over the mapped file: nothing is read before a kernel touches it.
 
-Or over a copy in memory, for who asks for one: the file's own pages may be small ones, or in slow places.
+Or over a copy in memory: the file's own pages may be small ones, or in slow places (large_pages.py).
 
 Format: https://github.com/huggingface/safetensors#format. Ours adds that every tensor starts at a multiple of
 64 bytes, filled up with tensors named "pad.N".
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
 from llmc.runtime.loading.integrity import copy_plain, map_plain
+from llmc.runtime.loading.large_pages import LargePages
 
 ALIGN = 64  # bytes; kernels use aligned vector loads
 _MAX_HEADER_BYTES = 100 << 20  # what safetensors itself allows
@@ -44,9 +46,23 @@ _ENTRY = schema.record(
 )
 
 
-def map_weights(path: Path, order: tuple[str, ...], copied: bool = False) -> list[NDArray[Any]]:
+@dataclass(frozen=True)
+class Weights:
+    """`arrays`: the tensors, in the order that was asked for. `pages`: what has to be told of calls that read them."""
+
+    arrays: list[NDArray[Any]]
+    pages: LargePages | None
+
+    def worked(self, seconds: float) -> None:
+        """A call that read them took so long, and has ended."""
+        if self.pages is not None:
+            self.pages.worked(seconds)
+
+
+def map_weights(path: Path, order: tuple[str, ...], copied: bool | None = None) -> Weights:
     """The tensors named in `order`, as arrays over a private map of the file, or over a copy of it in memory.
 
+    copied: None copies pages of the map little by little, after calls that the weights are told of (large_pages.py).
     Raises ArtifactError when the header is not sound or the file holds other tensors. Arrays count as writable because
     DLPack has no read-only tensors; a write would stay in this process.
     """
@@ -55,7 +71,7 @@ def map_weights(path: Path, order: tuple[str, ...], copied: bool = False) -> lis
     problem = _unsound(header, start, len(data)) or _other_names(header, order)
     if problem:
         raise ArtifactError(f"{path}: {problem}; compile the model again")
-    return [_view(data, start, header[name]) for name in order]
+    return Weights([_view(data, start, header[name]) for name in order], LargePages(data) if copied is None else None)
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:

@@ -23,15 +23,18 @@ from llmc.runtime.workers.world import Leave, launched, place
 _ANY = 2**31 - 1
 
 
-def attend(path: str | os.PathLike[str], threads: int | None = None) -> bool:
+def attend(
+    path: str | os.PathLike[str], threads: int | None = None, copy_weights: bool | None = None
+) -> bool:  # fmt: skip
     """Be a worker of the artifact's until the front ends; False, at once, in a process that is the front or alone.
 
-    What goes wrong here ends this process, with an error that names it; the front and the others learn of that.
+    threads, copy_weights: as of `load`. What goes wrong here ends this process, with an error that names it; the front
+    and the others learn of that.
     """
     if not launched() or not for_devices(Path(path).resolve()) or place()[0] == 0:
         return False
     try:
-        _work(path, threads)
+        _work(path, threads, copy_weights)
     except (KeyboardInterrupt, SystemExit):
         os._exit(1)  # whoever asked for it knows
     except BaseException as error:
@@ -75,12 +78,12 @@ def _most_tokens(artifact: Artifact[Manifest], room: int) -> int:
     return _ANY if artifact.variant.device is None else max(1, room // artifact.manifest.kv.token_bytes)
 
 
-def _work(path: str | os.PathLike[str], threads: int | None) -> None:
+def _work(path: str | os.PathLike[str], threads: int | None, copy_weights: bool | None) -> None:
     artifact = open_artifact(path)
     manifest = artifact.manifest
     assert isinstance(manifest, DeviceManifest)
     team, answers = Team(manifest), Answers(manifest)
-    weights = map_weights(artifact.path(manifest.weights), manifest.order)
+    weights = map_weights(artifact.path(manifest.weights), manifest.order, copy_weights)
     pool, functions = bind(
         artifact, weights, threads_of(manifest, threads), lambda room: team.least(_most_tokens(artifact, room)),
         team.collectives,

@@ -15,7 +15,11 @@ from llmc.runtime import Options
 def open_model(path: str, threads: int, rows: int, tokens: int) -> Answer:
     """The artifact, and room for `rows` sequences."""
     model = llmc.runtime.load(
-        path, threads=threads, cache_tokens=rows * (tokens + 32), drafts=0, copy_weights="--copy-weights" in sys.argv
+        path,
+        threads=threads,
+        cache_tokens=rows * (tokens + 32),
+        drafts=0,
+        copy_weights="--copy-weights" in sys.argv or None,
     )
 
     def answer(prompts: Prompts, new: int, clock: Callable[[], float]) -> list[float]:

@@ -15,6 +15,8 @@ import llmc
 from llmc.compiler.driver import compile_model
 from llmc.frontends.source import open_model
 from llmc.runtime.generate import Generation
+from llmc.runtime.loading import large_pages, weights
+from llmc.runtime.loading.large_pages import LargePages
 from llmc.runtime.model import Model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -103,6 +105,31 @@ def test_feeding_in_one_go_in_chunks_and_by_token_is_bit_identical(
             np.testing.assert_array_equal(all_logits(model, ids, chunk), whole)
         made = [model.generate(PROMPTS[9], max_tokens=24, prefill_chunk=chunk).ids for chunk in (512, 7, 1)]
         assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("copied", [None, False])
+def test_weights_that_move_while_it_speaks_are_the_same(
+    copied: bool | None, smollm2_artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[LargePages] = []
+
+    class Watched(LargePages):
+        def worked(self, seconds: float) -> None:
+            moved.append(self)
+            super().worked(seconds)
+
+    with llmc.load(smollm2_artifact("q8"), copy_weights=True) as model:
+        wanted = all_logits(model, model.encode(PROMPTS[9]), 8)
+    monkeypatch.setattr(weights, "LargePages", Watched)
+    monkeypatch.setattr(large_pages, "_FIRST_S", 0)
+    monkeypatch.setattr(large_pages, "_SHARE", 0.5)  # to be done in a few steps
+    with llmc.load(smollm2_artifact("q8"), copy_weights=copied) as model:
+        np.testing.assert_array_equal(all_logits(model, model.encode(PROMPTS[9]), 8), wanted)
+        while moved and moved[0].left:
+            model.generate(PROMPTS[9], max_tokens=8, ignore_eos=True)
+        np.testing.assert_array_equal(all_logits(model, model.encode(PROMPTS[9]), 8), wanted)
+    assert bool(moved) == (copied is None)
 
 
 @pytest.mark.model

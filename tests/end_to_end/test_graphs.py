@@ -26,6 +26,7 @@ from llmc.cli import command
 from llmc.compiler.driver import compile_model
 from llmc.compiler.errors import LlmcError
 from llmc.runtime.errors import ArtifactError, RequestError
+from llmc.runtime.loading.large_pages import LargePages
 
 sys.path.insert(0, str(Path(__file__).parent))
 import graph_cases
@@ -89,6 +90,16 @@ def test_products_of_integers_are_exact(made: dict[str, tuple[Path, Path]]) -> N
     arrays = floats(20, 300)
     (expected,) = session_of(file).run(["sums"], arrays)
     np.testing.assert_array_equal(llmc.load_graph(artifact).run(arrays)["sums"], expected)
+
+
+def test_weights_are_told_of_its_calls(made: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(LargePages, "worked", lambda pages, seconds: told.append(seconds))
+    graph = llmc.load_graph(made["bytes"][1])
+    for _ in range(2):
+        graph.run(floats(20, 300))
+    assert len(told) == 2
+    assert min(told) > 0
 
 
 def test_a_table_answers_nan_beyond_its_end(made: dict[str, tuple[Path, Path]]) -> None:
