@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "errors.h"
+#include "files.h"
 #include "json.h"
+#include "large_pages.h"
 #include "llmc.h"
+#include "memory.h"
 #include "sha256.h"
 #include "text.h"
 #include "tokenizer.h"
@@ -46,7 +49,7 @@ void must(llmc_status status) {
 void open(const Words& folders) {
   for (const std::string& folder : folders) {
     llmc_model* model = nullptr;
-    llmc_options options = {1, 64, 0};
+    llmc_options options = {1, 64, 0, 0};
     llmc_status status = llmc_open(folder.c_str(), &options, &model);
     std::printf("%d %s\n", int(status), status == LLMC_OK ? "" : llmc_last_error());
     llmc_close(model);
@@ -114,7 +117,7 @@ void utf8(const Words& words) {
 // together FOLDER COUNT: COUNT greedy ids after the prompt on each line, all prompts in common steps.
 void together(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 0, 0};
+  llmc_options options = {1, 0, 0, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<llmc_sequence*> sequences;
@@ -142,15 +145,44 @@ void together(const Words& words) {
   llmc_close(model);
 }
 
+// available ROOT...: bytes that may still be taken, by the system's files in each.
+void available(const Words& roots) {
+  for (const std::string& root : roots) std::printf("%zu\n", llmc::available_bytes(root));
+}
+
+// Bytes of a file that this process has maps of.
+size_t mapped_bytes(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  size_t sum = 0;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long first = 0, end = 0;
+    if (line.find(path) == std::string::npos || std::sscanf(line.c_str(), "%lx-%lx", &first, &end) != 2) continue;
+    sum += end - first;
+  }
+  return sum;
+}
+
+// move FILE BYTES SECONDS...: after steps of so many seconds, what is left to be moved, and bytes that are the file's;
+// in the end the hash of what is there.
+void move(const Words& words) {
+  llmc::MappedFile file(words.at(0), std::stoul(words.at(1)));
+  llmc::LargePages pages(file.data(), file.size());
+  for (size_t i = 2; i < words.size(); ++i) {
+    pages.worked(std::stod(words[i]));
+    std::printf("%zu %zu\n", pages.left(), mapped_bytes(words[0]));
+  }
+  std::printf("%s\n", llmc::sha256_hex(file.data(), file.size()).c_str());
+}
+
 int keep(void* kept, int32_t id, const char*, size_t) {
   static_cast<std::vector<int32_t>*>(kept)->push_back(id);
   return 0;
 }
 
-// threads FOLDER COUNT: the same, each prompt in a thread of its own.
+// threads FOLDER COUNT: the same, each prompt in a thread of its own, with weights that stay mapped.
 void threads(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 16 * 200, 0};
+  llmc_options options = {1, 16 * 200, 0, 1};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<std::vector<int32_t>> prompts;
@@ -172,7 +204,7 @@ void threads(const Words& words) {
 // wishes FOLDER: what calls that ask too much are told.
 void wishes(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 48, 0};
+  llmc_options options = {1, 48, 0, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   llmc_sequence* sequence = nullptr;
   must(llmc_sequence_open(model, &sequence));
@@ -198,6 +230,10 @@ void wishes(const Words& words) {
   std::printf("%d %d %d %d\n", int(status), int(llmc_free_pages(model)), int(llmc_length(sequence)),
               int(llmc_length(other)));
   must(llmc_step(both, ids.data(), 1));
+  options.keep_mapped = 2;
+  llmc_model* none = nullptr;
+  status = llmc_open(words.at(0).c_str(), &options, &none);
+  std::printf("%d %s\n", int(status), llmc_last_error());
   llmc_sequence_close(sequence);
   llmc_sequence_close(other);
   std::printf("%d\n", int(llmc_free_pages(model)));
@@ -209,7 +245,8 @@ void wishes(const Words& words) {
 int main(int count, char** values) {
   const std::pair<const char*, void (*)(const Words&)> commands[] = {
       {"open", open}, {"encode", encode},   {"decode", decode},     {"json", json},     {"sha256", sha256},
-      {"utf8", utf8}, {"threads", threads}, {"together", together}, {"wishes", wishes},
+      {"utf8", utf8}, {"threads", threads}, {"together", together}, {"wishes", wishes}, {"available", available},
+      {"move", move},
   };
   std::string command = count > 1 ? values[1] : "";
   try {

@@ -133,10 +133,11 @@ def test_a_good_one_is_opened(native: Path, copies: Callable[[], Path]) -> None:
 
 
 def test_wishes_that_cannot_be_fulfilled(native: Path, whole: Path) -> None:
-    *statuses, alone, both, end = probe(native, "wishes", whole)
+    *statuses, alone, both, kept, end = probe(native, "wishes", whole)
     assert statuses == ["2"] * 7
     assert alone.startswith("3 0 prompt: 60 tokens leave no room")  # three pages free, and nothing fed
     assert both == "2 1 16 16"  # the page that the first could have had went back
+    assert kept == "2 options: keep_mapped is 0 or 1"
     assert end == "3"
 
 

@@ -41,6 +41,8 @@ typedef struct llmc_options {
   int32_t threads;
   int64_t cache_tokens;  /* tokens that all sequences together have room for */
   int32_t prefill_chunk; /* tokens of a prompt that one step reads at most */
+  int32_t keep_mapped;   /* 1: weights stay those of the file. By default they are copied little by little, in pages of
+                            2 MB, which are faster, if twice as much memory is available */
 } llmc_options;
 
 /* Open an artifact: everything in it is checked before anything of it is loaded. `options` may be NULL. The first call

@@ -109,6 +109,4 @@ int default_threads() {
   return int(std::max(1L, most > 0 ? std::min(count, most) : count));
 }
 
-size_t memory_bytes() { return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)); }
-
 }  // namespace llmc

@@ -20,7 +20,4 @@ std::vector<std::string> missing_flags(const std::string& arch, const std::vecto
 // CPUs this process may use: its affinity mask, cut by the quota of its control group.
 int default_threads();
 
-// Bytes of memory that the machine has.
-size_t memory_bytes();
-
 }  // namespace llmc

@@ -5,12 +5,14 @@
 #endif
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <set>
 
 #include "errors.h"
 #include "machine.h"
+#include "memory.h"
 #include "sha256.h"
 
 namespace llmc {
@@ -90,6 +92,7 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   if (options.threads < 0 || options.cache_tokens < 0 || options.prefill_chunk < 0) {
     throw RequestError("options: none may be negative");
   }
+  if (options.keep_mapped != 0 && options.keep_mapped != 1) throw RequestError("options: keep_mapped is 0 or 1");
   manifest_ = read_manifest(folder);
   std::map<std::string, std::string> identities = check_files(folder, manifest_);
   const Variant& variant = choose_variant(manifest_, folder);
@@ -101,6 +104,8 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   ptrdiff_t wrong = wrong_chunk(weights_file_->view(), manifest_.chunk_bytes, manifest_.chunks, threads);
   if (wrong >= 0) damaged(path, " (in chunk " + std::to_string(wrong) + ")");
   std::vector<WeightView> weights = read_weights(path, *weights_file_, manifest_.order);
+
+  if (!options.keep_mapped) large_pages_.reset(new LargePages(weights_file_->data(), weights_file_->size()));
 
   prefill_chunk_ = options.prefill_chunk ? size_t(options.prefill_chunk) : kPrefillChunk;
   pool_ = std::make_unique<PagePool>(manifest_.kv,
@@ -166,7 +171,10 @@ void Model::step(const std::vector<Feed>& feeds, bool quiet) {
       if (!quiet) arrays.logit_rows.push_back(int32_t(arrays.tokens.size()) - 1);
     }
     if (quiet) arrays.logit_rows.push_back(0);  // the compiled step wants at least one
+    auto start = std::chrono::steady_clock::now();
     output = step_->run(arrays);
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (large_pages_) large_pages_->worked(took.count());
   } catch (...) {
     for (size_t index = 0; index < feeds.size(); ++index) pool_->shrink(&feeds[index].sequence->pages_, held[index]);
     throw;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "files.h"
+#include "large_pages.h"
 #include "llmc.h"
 #include "manifest.h"
 #include "pages.h"
@@ -77,6 +78,7 @@ class Model {
   size_t prefill_chunk_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<MappedFile> weights_file_;
+  std::unique_ptr<LargePages> large_pages_;  // none where the weights stay the file's
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<Step> step_;
   std::mutex lock_;  // one step at a time; the pool is its

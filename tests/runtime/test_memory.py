@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llmc.runtime.memory import available_bytes
+from llmc.runtime import memory
 
 GB = 1 << 30
+
+
+@pytest.fixture(params=["python", "native"])
+def available_bytes(request: pytest.FixtureRequest) -> Callable[[Path], int]:
+    """What each of the runtimes finds out from a system's files."""
+    if request.param == "python":
+        return memory.available_bytes
+    probe = request.getfixturevalue("native") / "llmc" / "native_probe"
+    return lambda root: int(subprocess.check_output([probe, "available", f"{root}/"]))
 
 
 def system(root: Path, groups: str = "0::/") -> Path:
@@ -32,14 +43,16 @@ def group(root: Path, name: str, limit: str | int, used: int, cached: int = 0) -
     write(root, f"sys/fs/cgroup/{name}/memory.stat", stat)
 
 
-def test_without_limits_it_is_what_the_system_says(tmp_path: Path) -> None:
+def test_without_limits_it_is_what_the_system_says(available_bytes: Callable[[Path], int], tmp_path: Path) -> None:
     assert available_bytes(system(tmp_path)) == 8 * GB
     group(tmp_path, "", "max", 3 * GB)
     assert available_bytes(tmp_path) == 8 * GB
 
 
 @pytest.mark.parametrize("place", ["", "user", "user/app"])
-def test_a_limit_of_a_group_or_of_one_around_it_counts(place: str, tmp_path: Path) -> None:
+def test_a_limit_of_a_group_or_of_one_around_it_counts(
+    place: str, available_bytes: Callable[[Path], int], tmp_path: Path
+) -> None:
     system(tmp_path, "0::/user/app")
     for name in ("", "user", "user/app"):
         group(tmp_path, name, "max", GB)
@@ -47,12 +60,12 @@ def test_a_limit_of_a_group_or_of_one_around_it_counts(place: str, tmp_path: Pat
     assert available_bytes(tmp_path) == 3 * GB  # files are let go for it
 
 
-def test_a_group_that_uses_all_it_may_leaves_nothing(tmp_path: Path) -> None:
+def test_a_group_that_uses_all_it_may_leaves_nothing(available_bytes: Callable[[Path], int], tmp_path: Path) -> None:
     group(system(tmp_path), "", GB, 2 * GB)
     assert available_bytes(tmp_path) == 0
 
 
-def test_groups_of_version_1_count(tmp_path: Path) -> None:
+def test_groups_of_version_1_count(available_bytes: Callable[[Path], int], tmp_path: Path) -> None:
     system(tmp_path, "5:cpu,memory:/app\n0::/")
     for folder in ("", "app"):
         limit, used = ((1 << 63) - 4096, 5 * GB) if not folder else (2 * GB, GB)
@@ -62,7 +75,7 @@ def test_groups_of_version_1_count(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == GB + 7
 
 
-def test_what_cannot_be_read_is_no_limit(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_no_limit(available_bytes: Callable[[Path], int], tmp_path: Path) -> None:
     write(system(tmp_path), "sys/fs/cgroup/memory.max", GB)  # and nothing of what is used
     assert available_bytes(tmp_path) == 8 * GB
     assert available_bytes(tmp_path / "none") > 0
