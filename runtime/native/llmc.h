@@ -36,7 +36,7 @@ LLMC_API const char* llmc_last_error(void);
 typedef struct llmc_model llmc_model;
 
 /* Zero is a default everywhere: every core this process may use; one text as long as the model's context, in at most
- * half of the memory; 512. */
+ * half of the memory; 256. */
 typedef struct llmc_options {
   int32_t threads;
   int64_t cache_tokens;  /* tokens that all sequences together have room for */

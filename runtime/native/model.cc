@@ -18,7 +18,7 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kPrefillChunk = 512;  // rows of one step at most, which bounds its working memory
+constexpr size_t kPrefillChunk = 256;  // rows of one step at most, which bounds its working memory
 constexpr size_t kManyRows = 256;      // a prompt from which on what its steps have let go is worth giving back
 constexpr size_t kMostTokenizerBytes = 256 << 20;
 

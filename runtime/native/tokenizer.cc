@@ -1,6 +1,7 @@
 #include "tokenizer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "errors.h"
@@ -70,17 +71,31 @@ void Tokenizer::read_vocab(const Json& model) {
     vocab_.add(token, int32_t(id));
   }
   if (vocab_.size() == 0) throw std::invalid_argument("its model has no vocab");
-  for (size_t i = 0; i < vocab_.size(); ++i) tokens_.emplace_back(vocab_.id(i), vocab_.token(i));
+  vocab_.shrink();
+  numbers_.resize(vocab_.size());
+  std::iota(numbers_.begin(), numbers_.end(), 0);
+  auto before = [&](uint32_t a, uint32_t b) { return vocab_.id(a) < vocab_.id(b); };
+  std::stable_sort(numbers_.begin(), numbers_.end(), before);
 }
 
 void Tokenizer::read_added(const Json& document) {
   for (const Json& token : document.get("added_tokens").list) {
     int64_t id;
     if (!token.get("id").whole(0, INT32_MAX, &id)) throw std::invalid_argument("an added token without an id");
-    tokens_.emplace_back(int32_t(id), added_.emplace_back(token.get("content").text));
+    added_.emplace_back(int32_t(id), token.get("content").text);
     if (token.get("special").flag) special_.insert(int32_t(id));
   }
-  std::stable_sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(added_.begin(), added_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+std::string Tokenizer::token(int32_t id) const {
+  auto added = std::upper_bound(added_.begin(), added_.end(), id,
+                                [](int32_t id, const auto& token) { return id < token.first; });
+  if (added != added_.begin() && added[-1].first == id) return added[-1].second;
+  auto number = std::upper_bound(numbers_.begin(), numbers_.end(), id,
+                                 [&](int32_t id, uint32_t number) { return id < vocab_.id(number); });
+  bool found = number != numbers_.begin() && vocab_.id(number[-1]) == id;
+  return found ? std::string(vocab_.token(number[-1])) : "";
 }
 
 // The rules of runtime/text/tokenizer.py, _bytes_rule.
@@ -124,10 +139,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 }
 
 std::string Tokenizer::token_bytes(int32_t id) const {
-  auto after = std::upper_bound(tokens_.begin(), tokens_.end(), id,
-                                [](int32_t id, const auto& token) { return id < token.first; });
-  if (after == tokens_.begin() || after[-1].first != id || special_.count(id)) return "";
-  std::string token(after[-1].second);
+  if (special_.count(id)) return "";
+  std::string token = this->token(id);
   if (spelling_ == kByteLevel) return byte_level_bytes(token);
   return spelling_ == kFallback ? fallback_bytes(token) : spaced_bytes(token);
 }

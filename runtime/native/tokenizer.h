@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,10 +38,11 @@ class Tokenizer {
   void read_vocab(const Json& model);
   void read_added(const Json& document);
   void read_decoder(const Json& decoder);
+  std::string token(int32_t id) const;  // as the file spells it; nothing for none
 
   Vocab vocab_;
-  std::deque<std::string> added_;
-  std::vector<std::pair<int32_t, std::string_view>> tokens_;  // by id, of vocab_ and then of added_: the last counts
+  std::vector<uint32_t> numbers_;                       // of vocab_'s tokens, by id; the last of one id counts,
+  std::vector<std::pair<int32_t, std::string>> added_;  // and these, by id, before all
   std::unordered_set<int32_t> special_;
   Spelling spelling_ = kUnknown;
   bool drops_space_ = false;

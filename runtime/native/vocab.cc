@@ -10,7 +10,8 @@ constexpr size_t kFirstPlaces = 1024;
 }  // namespace
 
 std::string_view Vocab::token(size_t number) const {
-  return std::string_view(texts_).substr(entries_[number].begin, entries_[number].bytes);
+  size_t begin = entries_[number].begin, next = number + 1;
+  return std::string_view(texts_).substr(begin, next < entries_.size() ? entries_[next].begin - begin : texts_.npos);
 }
 
 // Where a token stands in the table, or the free place where it would.
@@ -29,11 +30,16 @@ void Vocab::grow() {
 }
 
 void Vocab::add(std::string_view token, int32_t id) {
-  if (2 * (entries_.size() + 1) > table_.size()) grow();
+  if (4 * (entries_.size() + 1) > 3 * table_.size()) grow();
   int32_t& place = table_[place_of(token)];
   if (place < 0) place = int32_t(entries_.size());
-  entries_.push_back({uint32_t(texts_.size()), uint32_t(token.size()), id});
+  entries_.push_back({uint32_t(texts_.size()), id});
   texts_ += token;
+}
+
+void Vocab::shrink() {
+  entries_.shrink_to_fit();
+  texts_.shrink_to_fit();
 }
 
 int32_t Vocab::find(std::string_view token) const {

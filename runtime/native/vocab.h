@@ -18,12 +18,15 @@ class Vocab {
   std::string_view token(size_t number) const;
   int32_t id(size_t number) const { return entries_[number].id; }
 
+  // No more tokens come: give back the memory that was kept for them.
+  void shrink();
+
   // The id of a token, or -1.
   int32_t find(std::string_view token) const;
 
  private:
   struct Entry {
-    uint32_t begin, bytes;  // in texts_
+    uint32_t begin;  // in texts_; it ends where the next one begins
     int32_t id;
   };
   size_t place_of(std::string_view token) const;
@@ -31,7 +34,7 @@ class Vocab {
 
   std::string texts_;
   std::vector<Entry> entries_;
-  std::vector<int32_t> table_;  // by hash, a power of two at most half full: a token's number, or -1
+  std::vector<int32_t> table_;  // by hash, a power of two at most 3/4 full: a token's number, or -1
 };
 
 }  // namespace llmc
