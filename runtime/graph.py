@@ -23,7 +23,7 @@ from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.crowding import Crowding
 from llmc.runtime.loading.graph_manifest import GraphManifest, Port, Term, read_graph_manifest, value_of, words_of
 from llmc.runtime.loading.integrity import Progress
-from llmc.runtime.loading.weights import ALIGN, map_weights
+from llmc.runtime.loading.weights import ALIGN, aligned_empty, map_weights
 
 Array = NDArray[Any]
 
@@ -151,10 +151,7 @@ def shape_words(shape: tuple[Term, ...]) -> str:
 
 
 def _placed(array: Array, dtype: str) -> Array:
-    """A copy in order, on a border of 64 bytes: kernels use aligned vector loads."""
-    kind = np.dtype(dtype)
-    room = np.empty(array.size * kind.itemsize + ALIGN, np.uint8)
-    start = -room.ctypes.data % ALIGN
-    place = room[start : start + array.size * kind.itemsize].view(kind).reshape(array.shape)
+    """A copy in order, where kernels can read it."""
+    place = aligned_empty(array.shape, dtype)
     np.copyto(place, array)
     return place

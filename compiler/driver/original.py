@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from llmc.compiler.driver.probe import (
     squares_of_inputs,
     use_all_cpus,
 )
+from llmc.compiler.driver.reading import Reading, zeros
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.driver.vocabulary import Pieces
 from llmc.compiler.errors import LlmcError
@@ -119,23 +119,23 @@ class Original:
         heads = starts if judged else starts[:1] if multiplied else []
         return [(EMBED, n) for n in used] + [(name, 0) for name in self._names[1:-1]] + [(HEAD, n) for n in heads]
 
-    def _begun(self, ids: list[int], judged: bool) -> _Reading:
+    def _begun(self, ids: list[int], judged: bool) -> Reading:
         index, pages = index_arrays(ids, 0, self._groups)
         tensors = [tvm.runtime.tensor(array) for array in index]
-        empty = [_zeros(0, *self._page)] * self._layers
-        return _Reading(np.array(ids), tensors, pages, empty, judged, self._pieces)
+        empty = [zeros(0, *self._page)] * self._layers
+        return Reading(np.array(ids), tensors, pages, empty, judged, self._pieces)
 
     def _weights(self, name: str, start: int) -> list[Any]:
         """Those that a part reads, and nothing in the places of the others."""
         at_an_end = name in (EMBED, HEAD)
         source = ModelSources(self._pieces.model(self._model, start)) if at_an_end else self._source
-        weights = [_zeros(1)] * len(self._stored)
+        weights = [zeros(1)] * len(self._stored)
         for number in self._reads[name]:
             weights[number] = as_tensor(self._stored[number].compute(source))
         self._model.let_go()
         return weights
 
-    def _pass(self, reading: _Reading, name: str, start: int, weights: list[Any]) -> None:
+    def _pass(self, reading: Reading, name: str, start: int, weights: list[Any]) -> None:
         """A text passes through a part."""
         call, matrices = self._functions[name], self._matrices[name]
         if name == EMBED:
@@ -151,64 +151,9 @@ class Original:
         reading.squares |= squares_of_inputs(matrices, inputs)
 
 
-@dataclass
-class _Reading:
-    """A text on its way: index arrays and pages, what its rows have come to, and what matrices were given."""
-
-    ids: NDArray[Any]
-    index: list[Any]
-    pages: int  # that the text takes
-    kv: list[Any]  # without pages while no part wants them
-    judged: bool  # whether its logits are wanted
-    pieces: Pieces
-    x: Any = None
-    embedded: list[F32] = field(default_factory=list)
-    logits: F32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    squares: dict[str, F32] = field(default_factory=dict)
-
-    def embed(self, start: int, call: Callable[[Any, Any], Any]) -> list[F32]:
-        """Rows of the tokens that are in a piece of the vocabulary, and the same of what matrices there were given."""
-        here = (self.ids >= start) & (self.ids < start + self.pieces.size)
-        tokens = tvm.runtime.tensor(np.where(here, self.ids - start, 0).astype(np.int32))
-        found = call(tokens, self.index[1])
-        arrays = [array_of(found)] if isinstance(found, tvm.runtime.Tensor) else list(map(array_of, found))
-        before = self.embedded or arrays
-        self.embedded = [np.where(here[:, None], new, old) for new, old in zip(arrays, before, strict=True)]
-        self.x = tvm.runtime.tensor(self.embedded[0])
-        return self.embedded[1:]
-
-    def begin(self, layers: set[int]) -> None:
-        """A part reads and writes K and V of these layers, as ones before it may have."""
-        for layer in layers:
-            none, *page = self.kv[layer].shape
-            if none == 0:
-                self.kv[layer] = _zeros(self.pages, *page)
-
-    def end(self, layers: set[int]) -> None:
-        """No part after this one wants K and V of these layers."""
-        for layer in layers:
-            self.kv[layer] = _zeros(0, *self.kv[layer].shape[1:])
-
-    def inputs(self, part: str) -> list[Any]:
-        """What a part behind the embedding takes beside weights."""
-        _, positions, *places, wanted = self.index
-        return [self.x, wanted] if part == HEAD else [self.x, positions, *places, self.kv]
-
-    def take_logits(self, start: int, found: F32) -> None:
-        """Those of a piece of the vocabulary."""
-        if self.judged:
-            if not self.logits.size:
-                self.logits = np.empty((len(found), self.pieces.entries), np.float32)
-            self.logits[:, start : start + self.pieces.size] = found
-
-
 def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:
     """The weights of each matrix whose input `record_inputs` gives."""
     return [matrix.sources for matrix in matrices(module, function) if matrix.input is not None]
-
-
-def _zeros(*shape: int) -> Any:
-    return tvm.runtime.tensor(np.zeros(shape, np.float32))
 
 
 def _items_read(function: Any, place: int) -> set[int]:

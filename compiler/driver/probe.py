@@ -16,7 +16,6 @@ from tvm import relax
 
 import llmc.targets.target as targets
 from llmc.compiler import pipeline
-from llmc.compiler.artifact import ALIGN
 from llmc.compiler.driver.sources import ModelSources
 from llmc.compiler.formats import FORMATS
 from llmc.compiler.kv_pages import PAGE
@@ -29,6 +28,7 @@ from llmc.passes.pipeline import stages
 from llmc.passes.quantize.record_inputs import record_inputs
 from llmc.runtime.loading.cpu import default_threads
 from llmc.runtime.loading.library import set_most_threads, use_threads
+from llmc.runtime.loading.weights import ALIGN
 from llmc.targets.build import compile_module
 from llmc.targets.lower import lower
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.artifact import ALIGN
 from llmc.compiler.driver.equalize import Factors
 from llmc.compiler.formats import FORMATS, BlockFormat, Format, Quantized, encode, join
 from llmc.compiler.formats.plain import pieces, tiles_of
 from llmc.passes.quantize.gptq import compensate
+from llmc.runtime.loading.weights import aligned_empty
 
 COMPENSATED_BITS = 6  # above, int8 activations lose more than weights do
 
@@ -116,7 +115,7 @@ class ModelSources:
         Memory holds a few rows of the floats at a time; the bytes are those of all at once.
         """
         rows, width = sum(end - begin for _, begin, end in runs), self.model.tensors[runs[0][0]].shape[1]
-        out = _on_border(kind.packed_shape(rows, columns), kind.dtype)
+        out = aligned_empty(kind.packed_shape(rows, columns), kind.dtype)
         for piece in pieces(rows, width, _PIECE):
             values = self._read_rows(runs, piece)
             out[tiles_of(piece)] = pack(values)
@@ -133,11 +132,3 @@ class ModelSources:
                 found.append(self.factors[name].onto(values, begin + low) if name in self.factors else values)
             first += end - begin
         return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _on_border(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """An uninitialised array where kernels can read it without a copy."""
-    count = prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(count + ALIGN, np.uint8)
-    first = -memory.ctypes.data % ALIGN
-    return memory[first : first + count].view(dtype).reshape(shape)

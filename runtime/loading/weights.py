@@ -74,6 +74,14 @@ def map_weights(path: Path, order: tuple[str, ...], copied: bool | None = None) 
     return Weights([_view(data, start, header[name]) for name in order], LargePages(data) if copied is None else None)
 
 
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """An uninitialised array where kernels can read it: they use aligned vector loads."""
+    count = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(count + ALIGN, np.uint8)
+    first = -memory.ctypes.data % ALIGN
+    return memory[first : first + count].view(dtype).reshape(shape)
+
+
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(data[:8], "little")
     if length > min(len(data) - 8, _MAX_HEADER_BYTES):
