@@ -45,16 +45,22 @@ void must(llmc_status status) {
   if (status != LLMC_OK) throw std::runtime_error(llmc_last_error());
 }
 
-// open FOLDER...: the status of each, and why.
-void open(const Words& folders) {
+// The status of opening each of the folders, and why.
+void open_all(const Words& folders, bool always_hash) {
   for (const std::string& folder : folders) {
     llmc_model* model = nullptr;
-    llmc_options options = {1, 64, 0, 0};
+    llmc_options options = {1, 64, 0, 0, always_hash};
     llmc_status status = llmc_open(folder.c_str(), &options, &model);
     std::printf("%d %s\n", int(status), status == LLMC_OK ? "" : llmc_last_error());
     llmc_close(model);
   }
 }
+
+// open FOLDER...
+void open(const Words& folders) { open_all(folders, false); }
+
+// hash FOLDER...: the same, with weights hashed whatever is remembered of them.
+void hash(const Words& folders) { open_all(folders, true); }
 
 // encode TOKENIZER.json: ids of each text of the input, which end with zeros.
 void encode(const Words& words) {
@@ -117,7 +123,7 @@ void utf8(const Words& words) {
 // together FOLDER COUNT: COUNT greedy ids after the prompt on each line, all prompts in common steps.
 void together(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 0, 0, 0};
+  llmc_options options = {1, 0, 0, 0, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<llmc_sequence*> sequences;
@@ -182,7 +188,7 @@ int keep(void* kept, int32_t id, const char*, size_t) {
 // threads FOLDER COUNT: the same, each prompt in a thread of its own, with weights that stay mapped.
 void threads(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 16 * 200, 0, 1};
+  llmc_options options = {1, 16 * 200, 0, 1, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   int64_t free = llmc_free_pages(model);
   std::vector<std::vector<int32_t>> prompts;
@@ -204,7 +210,7 @@ void threads(const Words& words) {
 // wishes FOLDER: what calls that ask too much are told.
 void wishes(const Words& words) {
   llmc_model* model = nullptr;
-  llmc_options options = {1, 48, 0, 0};
+  llmc_options options = {1, 48, 0, 0, 0};
   must(llmc_open(words.at(0).c_str(), &options, &model));
   llmc_sequence* sequence = nullptr;
   must(llmc_sequence_open(model, &sequence));
@@ -246,7 +252,7 @@ int main(int count, char** values) {
   const std::pair<const char*, void (*)(const Words&)> commands[] = {
       {"open", open}, {"encode", encode},   {"decode", decode},     {"json", json},     {"sha256", sha256},
       {"utf8", utf8}, {"threads", threads}, {"together", together}, {"wishes", wishes}, {"available", available},
-      {"move", move},
+      {"move", move}, {"hash", hash},
   };
   std::string command = count > 1 ? values[1] : "";
   try {

@@ -1,17 +1,14 @@
-"""llmc in an app: the C++ example beside Python's runtime, damaged artifacts, and the web example with real clients."""
+"""llmc in an app: the C++ example beside Python's runtime, and artifacts that are damaged or lie."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import random
 import re
 import shutil
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +19,8 @@ import pytest
 import llmc
 from llmc.compiler.artifact import canonical
 from llmc.compiler.driver import compile_model
+from llmc.runtime.loading import integrity
+from llmc.runtime.loading.artifact import open_artifact
 
 _TIMEOUT_S = 120
 
@@ -37,6 +36,13 @@ def probe(native: Path, *arguments: object, given: str = "") -> list[str]:
     done = run(native, "llmc/native_probe", *arguments, given=given)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
     return done.stdout.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for what the runtimes remember."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 # --- the same as Python ---
@@ -137,7 +143,7 @@ def test_wishes_that_cannot_be_fulfilled(native: Path, whole: Path) -> None:
     assert statuses == ["2"] * 7
     assert alone.startswith("3 0 prompt: 60 tokens leave no room")  # three pages free, and nothing fed
     assert both == "2 1 16 16"  # the page that the first could have had went back
-    assert kept == "2 options: keep_mapped is 0 or 1"
+    assert kept == "2 options: keep_mapped and always_hash are 0 or 1"
     assert end == "3"
 
 
@@ -165,6 +171,75 @@ def test_damage_to_any_file(native: Path, copies: Callable[[], Path], whole: Pat
     nothing = tmp_path / "nothing.llmc"
     assert ["symbolic link" in line for line in refusals(native, [linked])] == [True]
     assert "no such artifact folder" in refusals(native, [nothing])[0]
+
+
+# --- weights that were found intact ---
+
+
+def _key(folder: Path) -> str:
+    return integrity.identity(folder / "weights.safetensors", open_artifact(folder).manifest.sha256)
+
+
+def test_both_runtimes_remember_the_same(native: Path, copies: Callable[[], Path], cache: Path) -> None:
+    one, two, damaged = copies(), copies(), copies()
+    keys = [_key(one), _key(two), _key(damaged)]  # which hashes them, too early to remember
+    assert not cache.exists()
+    time.sleep(0.1)
+    refusals(native, [one, one], "0")
+    assert integrity.is_remembered(keys[0])
+    assert json.loads((cache / "verified.json").read_text()) == keys[:1]
+    open_artifact(two)
+    refusals(native, [two, one], "0")
+    assert json.loads((cache / "verified.json").read_text()) == keys[:2]
+    _flip(damaged / "weights.safetensors")
+    assert "weights.safetensors: damaged" in refusals(native, [damaged])[0]
+    stated = json.loads((damaged / "manifest.json").read_text())["manifest_sha256"]
+    integrity.remember(integrity.identity(damaged / "weights.safetensors", stated))
+    refusals(native, [damaged], "0")  # so it believes what is remembered,
+    lines = probe(native, "hash", damaged, one)  # unless it is told not to
+    assert lines[0].startswith("1 ")
+    assert "weights.safetensors: damaged" in lines[0]
+    assert lines[1] == "0 "
+
+
+def test_a_young_file_is_hashed_again(native: Path, copies: Callable[[], Path], cache: Path) -> None:
+    folder = copies()
+    ahead = time.time() + 60  # as after a change in this moment
+    os.utime(folder / "weights.safetensors", (ahead, ahead))
+    refusals(native, [folder], "0")
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("memory", [b"", b"{", b"[1, null]", b'{"a": 1}', b"\xff\xfe", b"[" * 100_000])
+def test_a_broken_memory_is_no_error(native: Path, copies: Callable[[], Path], cache: Path, memory: bytes) -> None:
+    folder = copies()
+    cache.mkdir()
+    (cache / "verified.json").write_bytes(memory)
+    time.sleep(0.1)
+    refusals(native, [folder], "0")
+    assert integrity.is_remembered(_key(folder))
+    assert list(cache.iterdir()) == [cache / "verified.json"]
+
+
+def test_an_old_memory_goes(native: Path, copies: Callable[[], Path], cache: Path) -> None:
+    folder = copies()
+    for number in range(300):
+        integrity.remember(f"{number}")
+    time.sleep(0.1)
+    refusals(native, [folder], "0")
+    kept = json.loads((cache / "verified.json").read_text())
+    assert kept == [*map(str, range(45, 300)), _key(folder)]
+
+
+def test_where_nothing_can_be_kept_it_is_opened_too(
+    native: Path, copies: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copies()
+    monkeypatch.setenv("LLMC_CACHE_DIR", "/proc/nowhere")
+    refusals(native, [folder], "0")
+    for name in ("LLMC_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    refusals(native, [folder], "0")
 
 
 def _flip(path: Path) -> None:
@@ -376,100 +451,3 @@ def test_tokenizers_and_libraries_that_are_none(native: Path, copies: Callable[[
     broken = copies()
     replace_file(broken, library, b"not a library")
     assert "cannot be loaded" in refusals(native, [broken])[0]
-
-
-# --- the web handler ---
-
-
-@pytest.fixture
-def server(smollm2_artifact: Callable[..., Path], root: Path) -> Iterator[int]:
-    """The port of examples/web_handler.py while it serves the demo model."""
-    command = [sys.executable, str(root / "examples" / "web_handler.py"), str(smollm2_artifact()), "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield int(process.stdout.readline().rpartition(":")[2])
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-
-
-def post(port: int, body: bytes, path: str = "/chat") -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
-    connection.request("POST", path, body)
-    return connection.getresponse()
-
-
-def chat(question: str, **options: Any) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": question}], **options}).encode()
-
-
-def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Server-sent events as they come."""
-    assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
-    kind = ""
-    for line in response:
-        name, _, value = line.decode().rstrip("\n").partition(": ")
-        if name == "event":
-            kind = value
-        elif name == "data":
-            yield kind, json.loads(value)
-
-
-def queries(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
-    connection.request("GET", "/health")
-    return int(json.loads(connection.getresponse().read())["queries"])
-
-
-_QUESTIONS = [f"Name {n} colours." for n in range(2, 7)]
-
-
-@pytest.mark.model
-def test_clients_are_answered_at_once(server: int, smollm2_artifact: Callable[..., Path]) -> None:
-    told: dict[str, list[tuple[float, str, dict[str, Any]]]] = {question: [] for question in _QUESTIONS}
-
-    def ask(question: str) -> None:
-        for kind, data in events(post(server, chat(question, max_tokens=24))):
-            told[question].append((time.monotonic(), kind, data))
-
-    threads = [threading.Thread(target=ask, args=(question,)) for question in _QUESTIONS]
-    left = post(server, chat("Tell me a long story.", max_tokens=2000))
-    next(events(left))
-    for thread in threads:
-        thread.start()
-    left.close()  # a client that hangs up in the middle
-    for thread in threads:
-        thread.join()
-    with llmc.load(smollm2_artifact()) as model:
-        for question, heard in told.items():
-            wanted = model.chat([{"role": "user", "content": question}], max_tokens=24)
-            assert "".join(data["text"] for _, kind, data in heard if kind == "text") == wanted.text
-            assert heard[-1][1:] == ("done", {"finish_reason": wanted.finish_reason, "tokens": len(wanted.ids)})
-            assert len(heard) > 3
-    # Each began before the first of them had ended.
-    assert max(heard[0][0] for heard in told.values()) < min(heard[-1][0] for heard in told.values())
-    deadline = time.monotonic() + 30
-    while queries(server):
-        assert time.monotonic() < deadline, "the query of the client that left goes on"
-        time.sleep(0.05)
-
-
-@pytest.mark.model
-def test_bad_requests_are_told_why(server: int) -> None:
-    refused = {
-        b"": "JSON",
-        b"[": "JSON",
-        b"[" * 100_000: "JSON",
-        b"[]": "messages",
-        b"{}": "messages",
-        chat("x", max_tokens=0): "max_tokens",
-        chat("x", colour="red"): "colour",
-        chat("x " * 20_000): "context",
-    }
-    for body, says in refused.items():
-        response = post(server, body)
-        assert response.status == 400
-        assert says in json.loads(response.read())["error"]
-    assert post(server, b"", "/elsewhere").status == 404
-    assert post(server, b" " * (2 << 20)).status == 413
-    assert queries(server) == 0

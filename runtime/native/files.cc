@@ -142,11 +142,11 @@ void check_present(const std::string& folder, const std::string& name, size_t by
 std::string identity(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) throw ArtifactError(shown(path) + ": missing");
+  auto nanoseconds = [](const timespec& time) { return (long long)time.tv_sec * 1'000'000'000 + time.tv_nsec; };
   std::string out;
-  for (long long field :
-       {(long long)info.st_dev, (long long)info.st_ino, (long long)info.st_size, (long long)info.st_mtim.tv_sec,
-        (long long)info.st_mtim.tv_nsec, (long long)info.st_ctim.tv_sec, (long long)info.st_ctim.tv_nsec}) {
-    out += std::to_string(field) + ":";
+  for (long long field : {(long long)info.st_dev, (long long)info.st_ino, (long long)info.st_size,
+                          nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)}) {
+    out += (out.empty() ? "" : ":") + std::to_string(field);
   }
   return out;
 }

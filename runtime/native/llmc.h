@@ -43,10 +43,12 @@ typedef struct llmc_options {
   int32_t prefill_chunk; /* tokens of a prompt that one step reads at most */
   int32_t keep_mapped;   /* 1: weights stay those of the file. By default they are copied little by little, in pages of
                             2 MB, which are faster, if twice as much memory is available */
+  int32_t always_hash;   /* 1: hash the weights, although they were found intact before. Which were is remembered, for
+                            Python's runtime too, in LLMC_CACHE_DIR or llmc/ in XDG_CACHE_HOME or ~/.cache */
 } llmc_options;
 
-/* Open an artifact: everything in it is checked before anything of it is loaded. `options` may be NULL. The first call
- * of a process sets TVM_NUM_THREADS and TVM_BIND_THREADS in its environment. */
+/* Open an artifact: everything in it is checked before anything of it is loaded, weights the first time. `options` may
+ * be NULL. The first call of a process sets TVM_NUM_THREADS and TVM_BIND_THREADS in its environment. */
 LLMC_API llmc_status llmc_open(const char* folder, const llmc_options* options, llmc_model** model);
 
 /* Sequences and texts of the model live on until they are closed themselves. NULL is allowed, as in all _close. */

@@ -190,6 +190,7 @@ Manifest read_manifest(const std::string& folder) {
   read_tokens(top.fields("tokens"), &manifest);
   const Json* tvm = top.object("compiler").find("tvm");
   manifest.tvm = tvm ? tvm->text : "";
+  manifest.sha256 = raw.get("manifest_sha256").text;
   bool steps = false;
   for (const std::string& function : top.texts("functions", 1)) steps = steps || function == "step";
   if (!steps) problems.push_back("manifest.functions: wanted step among them");

@@ -38,7 +38,7 @@ struct KvLayout {
 };
 
 struct Manifest {
-  std::string name, tokenizer, runtime, weights, tvm;
+  std::string name, tokenizer, runtime, weights, tvm, sha256;
   std::vector<Variant> variants;
   std::vector<std::string> device_runtimes;  // files that variants for GPUs need beside `runtime`
   std::map<std::string, FileEntry> files;

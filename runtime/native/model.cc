@@ -14,6 +14,7 @@
 #include "machine.h"
 #include "memory.h"
 #include "sha256.h"
+#include "verified.h"
 
 namespace llmc {
 namespace {
@@ -92,17 +93,23 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   if (options.threads < 0 || options.cache_tokens < 0 || options.prefill_chunk < 0) {
     throw RequestError("options: none may be negative");
   }
-  if (options.keep_mapped != 0 && options.keep_mapped != 1) throw RequestError("options: keep_mapped is 0 or 1");
+  for (int32_t flag : {options.keep_mapped, options.always_hash}) {
+    if (flag != 0 && flag != 1) throw RequestError("options: keep_mapped and always_hash are 0 or 1");
+  }
   manifest_ = read_manifest(folder);
   std::map<std::string, std::string> identities = check_files(folder, manifest_);
   const Variant& variant = choose_variant(manifest_, folder);
   int threads = options.threads ? options.threads : default_threads();
 
   tokenizer_ = read_tokenizer(folder, manifest_);
-  std::string path = folder + "/" + manifest_.weights;
+  std::string path = folder + "/" + manifest_.weights, key = verified_key(path, manifest_.sha256);
   weights_file_ = std::make_unique<MappedFile>(path, manifest_.files.at(manifest_.weights).bytes);
-  ptrdiff_t wrong = wrong_chunk(weights_file_->view(), manifest_.chunk_bytes, manifest_.chunks, threads);
-  if (wrong >= 0) damaged(path, " (in chunk " + std::to_string(wrong) + ")");
+  if (options.always_hash || !is_verified(key)) {
+    bool settled = is_settled(path);
+    ptrdiff_t wrong = wrong_chunk(weights_file_->view(), manifest_.chunk_bytes, manifest_.chunks, threads);
+    if (wrong >= 0) damaged(path, " (in chunk " + std::to_string(wrong) + ")");
+    if (settled && verified_key(path, manifest_.sha256) == key) remember_verified(key);
+  }
   std::vector<WeightView> weights = read_weights(path, *weights_file_, manifest_.order);
 
   if (!options.keep_mapped) large_pages_.reset(new LargePages(weights_file_->data(), weights_file_->size()));
