@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tvm import relax
@@ -16,15 +17,19 @@ def bound_in(function: Any) -> dict[Any, Any]:
 def reads_of(function: Any) -> Counter[Any]:
     """Variable -> how many expressions of the function read it, each as often as it does."""
     reads = Counter[Any]()
-    relax.analysis.post_order_visit(function.body, lambda expr: reads.update(_operands(expr)))
+
+    def visit(expr: Any) -> None:
+        operands = _OPERANDS.get(type(expr))  # most are variables: of TVM's classes, isinstance takes a while to say no
+        for part in operands(expr) if operands else ():
+            reads[part] += 1
+
+    relax.analysis.post_order_visit(function.body, visit)
     return reads
 
 
-def _operands(expr: Any) -> list[Any]:
-    if isinstance(expr, relax.Call):
-        return [part for part in expr.args if not isinstance(part, relax.Tuple)]
-    if isinstance(expr, relax.TupleGetItem):
-        return [expr.tuple_value]
-    if isinstance(expr, relax.SeqExpr):
-        return [expr.body]
-    return list(expr.fields) if isinstance(expr, relax.Tuple) else []
+_OPERANDS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    relax.Call: lambda call: (part for part in call.args if not isinstance(part, relax.Tuple)),
+    relax.TupleGetItem: lambda item: (item.tuple_value,),
+    relax.SeqExpr: lambda seq: (seq.body,),
+    relax.Tuple: lambda whole: whole.fields,
+}

@@ -27,7 +27,7 @@ def narrowings(
     function: Any, store: str, multiple: int, sources: tuple[str, ...] = NARROWED
 ) -> Iterator[Narrowing]:  # fmt: skip
     """Those by the op `store` of what `sources` give, of widths that are a multiple of that, in order."""
-    bound, reads = bound_in(function), reads_of(function)
+    bound, reads = bound_in(function), None
     for variable, value in bound.items():
         found = ops.match(value)
         if found is None or found[0].name != store:
@@ -37,7 +37,10 @@ def narrowings(
         if isinstance(bound.get(x), relax.TupleGetItem):
             source, place = bound[x].tuple_value, int(bound[x].index)
         made = None if source not in bound else ops.match(bound[source])
-        if made is None or made[0].name not in sources or reads[x] != 1 or int(x.ty.shape[1]) % multiple:
+        if made is None or made[0].name not in sources or int(x.ty.shape[1]) % multiple:
+            continue
+        reads = reads or reads_of(function)
+        if reads[x] != 1:
             continue
         others = len(source.ty.fields) - 1 if isinstance(source.ty, ir.TupleType) else 0
         if place == others:

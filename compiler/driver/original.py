@@ -74,8 +74,9 @@ class Original:
         module = pipeline.run(late, record_inputs(module, self._names))
         self._stored = lift_weights.stored_by_all(module, list(tensor_shapes(spec)))
         bundled = lift_weights.bundle_weights(module)
-        self._reads = {name: _items_read(bundled[name], -1) for name in self._names}
-        self._caches = {name: _items_read(bundled[name], -2) for name in self._names}  # K and V of layers
+        read = {name: _items_read(bundled[name]) for name in self._names}
+        self._caches = {name: kv for name, (kv, _) in read.items()}  # K and V of layers
+        self._reads = {name: weights for name, (_, weights) in read.items()}
         executable = compile_module(lower(bundled, target), target)
         machine = relax.VirtualMachine(executable, tvm.cpu(), "naive")  # pools keep memory of every length of text
         self._functions = {name: machine[name] for name in self._names}
@@ -156,13 +157,14 @@ def _multiplied(module: tvm.IRModule, function: str) -> list[tuple[str, ...]]:
     return [matrix.sources for matrix in matrices(module, function) if matrix.input is not None]
 
 
-def _items_read(function: Any, place: int) -> set[int]:
-    """Which items of a parameter, a tuple, a function reads."""
-    read: set[int] = set()
+def _items_read(function: Any) -> tuple[set[int], set[int]]:
+    """Which items a function reads of its last two parameters, which are tuples: K and V of layers, and weights."""
+    kv, weights = function.params[-2:]
+    read: dict[Any, set[int]] = {kv: set(), weights: set()}
 
     def visit(expr: Any) -> None:
-        if isinstance(expr, relax.TupleGetItem) and expr.tuple_value.same_as(function.params[place]):
-            read.add(int(expr.index))
+        if type(expr) is relax.TupleGetItem and expr.tuple_value in read:
+            read[expr.tuple_value].add(int(expr.index))
 
     relax.analysis.post_order_visit(function.body, visit)
-    return read
+    return read[kv], read[weights]
