@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.errors import LlmcError
-from llmc.runtime.loading.weights import ALIGN
 
 if TYPE_CHECKING:
     from llmc.compiler.evaluate import StoredWeight
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT = 4  # of the manifest; a reader refuses a newer one
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+ALIGN = 64  # bytes; kernels use aligned vector loads
 CHUNK_BYTES = 16 << 20  # weights are hashed in pieces of this size
 _SAFETENSORS_DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",

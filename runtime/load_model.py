@@ -58,7 +58,8 @@ def load(
     none on a GPU, which begins a step before it is known what the one before it says. draft_model: the artifact of a
     smaller model with the same tokenizer, which guesses tokens too. copy_weights: on CPUs, have weights in memory of
     this process, in pages of 2 MB, which may be faster than those that the system keeps of the file; default: copied
-    little by little while steps run, if twice as much memory is available; True: before the first; False: never.
+    little by little while steps run, where that is seen to be faster and twice as much memory is available; True:
+    before the first; False: never.
     Raises ArtifactError or RequestError.
     """
     most = default_threads()  # TVM's threads wait by spinning: more of them than CPUs makes steps endless

@@ -168,14 +168,14 @@ size_t mapped_bytes(const std::string& path) {
   return sum;
 }
 
-// move FILE BYTES SECONDS...: after steps of so many seconds, what is left to be moved, and bytes that are the file's;
-// in the end the hash of what is there.
+// move FILE BYTES FASTER SECONDS...: after steps of so many seconds, pages that were copied, bytes that are the file's,
+// and whether that is all; in the end the hash of what is there.
 void move(const Words& words) {
   llmc::MappedFile file(words.at(0), std::stoul(words.at(1)));
-  llmc::LargePages pages(file.data(), file.size());
-  for (size_t i = 2; i < words.size(); ++i) {
+  llmc::LargePages pages(file.data(), file.size(), std::stod(words.at(2)));
+  for (size_t i = 3; i < words.size(); ++i) {
     pages.worked(std::stod(words[i]));
-    std::printf("%zu %zu\n", pages.left(), mapped_bytes(words[0]));
+    std::printf("%zu %zu %d\n", pages.copied(), mapped_bytes(words[0]), int(pages.done()));
   }
   std::printf("%s\n", llmc::sha256_hex(file.data(), file.size()).c_str());
 }

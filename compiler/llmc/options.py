@@ -31,7 +31,7 @@ copy_weights_option = click.option(
     "--copy-weights/--no-copy-weights",
     default=None,
     help="Have weights in memory of its own, in large pages, in place of the file's, which are often slower. "
-    "Default: they are copied little by little, where memory has room for them twice; else before the first token.",
+    "Default: copied little by little, where that is seen to be faster and memory has room for them twice.",
 )
 
 devices_option = click.option(

@@ -1,10 +1,10 @@
-"""Takes weights that a file is mapped for into memory of this process, in pages of 2 MB, a little after each call.
+"""Takes weights that a file is mapped for into memory of this process, in pages of 2 MB, where that is faster.
 
-The system's copy of a file lies where it lay when the file was written or read, often in pages of 4 KB: kernels read it
-up to a third slower than memory in pages of 2 MB (docs/engine.md, Weights in memory). Copying everything at the start
-would cost the first token what the later ones gain. So calls are told of here, and a share of their time goes to
-copies. A page is put in its place when it is whole, at the same address: nobody has to know, and what was not copied
-yet is the file's.
+The system's copy of a file lies where it lay when the file was written or read, often in pages of 4 KB: kernels may
+read it as fast as other memory, or a third slower (docs/engine.md, Weights in memory). So after some calls a few pages
+are copied, and it is seen which are read faster, these or those beside them. Where they are, all are copied, a few
+after each call, for a share of its time. A page is put in its place when it is whole, at the same address: nobody has
+to know, and what was not copied is the file's.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import functools
 import mmap
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.runtime.errors import LlmcError
 from llmc.runtime.memory import MAP_NORESERVE, available_bytes
 
 _PAGE = 2 << 20  # bytes
 _ROOM_PAGES = 32  # that are taken at once, and looked for in what is available
-_SHARE = 0.05  # of the time of calls
+_SHARE = 0.1  # of the time of calls
 _FIRST_S = 0.5  # of calls that pay nothing: a process that ends soon has nothing of it
+_SAMPLES = 8  # pages that are copied to see
+_LOOKS = 5  # calls after which it is seen; the least times count
+_FASTER = 1.05  # times as fast is worth copying all
 _TIMES_AVAILABLE = 2  # as much memory as this times the weights: memory of the process cannot be had back as a file's
 _KINDS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAP_FIXED, _MREMAP_TO = 0x10, 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
@@ -43,38 +48,67 @@ class LargePages:
         self, data: mmap.mmap, now: Callable[[], float] = time.perf_counter,
         available: Callable[[], int] = available_bytes,
     ) -> None:  # fmt: skip
-        self._data, self._now, self._available = data, now, available
-        first = np.frombuffer(data, np.uint8).ctypes.data
-        self._next, self._end = -(-first // _PAGE) * _PAGE, (first + len(data)) // _PAGE * _PAGE
+        self._now, self._available = now, available
+        whole = np.frombuffer(data, np.uint8)
+        start = -whole.ctypes.data % _PAGE
+        count = max(0, len(data) - start) // _PAGE
+        self._pages = whole[start : start + count * _PAGE].reshape(count, _PAGE)
+        enough = count >= 2 * _SAMPLES and _has_large_pages()
+        self._samples = [(2 * n + 1) * count // (2 * _SAMPLES) for n in range(_SAMPLES)] if enough else []
+        self._todo = deque(self._samples)  # pages to be copied
+        self._looks: list[tuple[float, float]] = []  # seconds that copies took to be read, and pages beside them
         self._wanted = _TIMES_AVAILABLE * len(data)
         self._credit = -_SHARE * _FIRST_S
         self._room = _Room()
-        if not _has_large_pages():
-            self._end = self._next
+        self.copied: set[int] = set()
 
     @property
-    def left(self) -> int:
-        """Bytes that are still to be moved."""
-        return max(0, self._end - self._next)
+    def done(self) -> bool:
+        """Whether no page will be copied any more."""
+        return not self._todo and (len(self._looks) == _LOOKS or not self._samples)
 
     def worked(self, seconds: float) -> None:
-        """A call took so long: move what a share of that pays for. No call may be under way."""
+        """A call took so long: copy what a share of that pays for, or look. No call may be under way."""
         self._credit += _SHARE * seconds
-        while self._credit > 0 and self.left:
-            start = self._now()
-            if not self._move():
-                self._end = self._next  # the system does not want it: the file's pages stay
-                self._room.give_back()
+        start = self._now()
+        if self._credit > 0 and not self._todo and not self.done:
+            self._look()
             self._credit -= self._now() - start
+            return  # the pages that were copied are in a cache until a call has read all
+        while self._credit > 0 and self._todo:
+            if not self._copy(self._todo.popleft()):
+                self._stop()  # the system does not want it: the file's pages stay
+            self._credit -= self._now() - start
+            start = self._now()
 
-    def _move(self) -> bool:
-        """Put a copy of the next page where it is; whether that was possible."""
-        if not self._room.left and (self._available() < self._wanted or not self._room.take(self.left)):
+    def _look(self) -> None:
+        """See how long copies take to be read, and the pages before them; the last time decide on all the others."""
+        copies, others = ([self._pages[page - before] for page in self._samples] for before in (0, 1))
+        self._looks.append((_seconds_to_read(copies, self._now), _seconds_to_read(others, self._now)))
+        to_copies, to_others = map(min, zip(*self._looks, strict=True))
+        if len(self._looks) == _LOOKS and to_others >= _FASTER * to_copies:
+            self._todo.extend(page for page in range(len(self._pages)) if page not in self.copied)
+
+    def _copy(self, page: int) -> bool:
+        """Put a copy of a page where it is; whether that was possible."""
+        if not self._room.left and (self._available() < self._wanted or not self._room.take(len(self._todo) + 1)):
             return False
-        if not self._room.fill(self._next):
+        if not self._room.fill(self._pages[page].ctypes.data):
             return False
-        self._next += _PAGE
+        self.copied.add(page)
         return True
+
+    def _stop(self) -> None:
+        self._todo.clear()
+        self._samples.clear()
+        self._room.give_back()
+
+
+def _seconds_to_read(pages: Iterable[NDArray[np.uint8]], now: Callable[[], float]) -> float:
+    start = now()
+    for page in pages:
+        page.view(np.uint64).max()
+    return now() - start
 
 
 class _Room:
@@ -89,8 +123,8 @@ class _Room:
         return self._span[1] - self._span[0]
 
     def take(self, most: int) -> bool:
-        """Have address space for up to `most` bytes; whether the system gave it."""
-        size = min(most, _ROOM_PAGES * _PAGE)
+        """Have address space for up to `most` pages; whether the system gave it."""
+        size = min(most, _ROOM_PAGES) * _PAGE
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         found = _libc().mmap(None, size + _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
         if found in (None, _FAILED):

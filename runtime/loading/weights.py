@@ -62,7 +62,7 @@ class Weights:
 def map_weights(path: Path, order: tuple[str, ...], copied: bool | None = None) -> Weights:
     """The tensors named in `order`, as arrays over a private map of the file, or over a copy of it in memory.
 
-    copied: None copies pages of the map little by little, after calls that the weights are told of (large_pages.py).
+    copied: None copies pages of the map after calls that the weights are told of, where it pays (large_pages.py).
     Raises ArtifactError when the header is not sound or the file holds other tensors. Arrays count as writable because
     DLPack has no read-only tensors; a write would stay in this process.
     """

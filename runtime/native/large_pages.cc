@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "errors.h"
@@ -17,8 +18,10 @@ namespace {
 
 constexpr size_t kPage = 2 << 20;      // bytes
 constexpr size_t kRoom = 32 * kPage;   // that are taken at once, and looked for in what is available
-constexpr double kShare = 0.05;        // of the time of steps
+constexpr double kShare = 0.1;         // of the time of steps
 constexpr double kFirst = 0.5;         // seconds of steps that pay nothing
+constexpr size_t kSamples = 8;         // pages that are copied to see
+constexpr int kLooks = 5;              // steps after which it is seen; the least times count
 constexpr size_t kTimesAvailable = 2;  // as much memory as this times the weights
 constexpr int kOurs = PROT_READ | PROT_WRITE, kNew = MAP_PRIVATE | MAP_ANONYMOUS;
 
@@ -38,6 +41,21 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+volatile uint64_t seen;  // so that what is read only to see how long it takes is read
+
+// All bits of a page, in lanes, so that memory is what it waits for.
+uint64_t bits_of(const char* page) {
+  constexpr size_t kLanes = 16;
+  uint64_t found[kLanes] = {};
+  const uint64_t* numbers = reinterpret_cast<const uint64_t*>(page);
+  for (size_t at = 0; at < kPage / sizeof(uint64_t); at += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) found[lane] |= numbers[at + lane];
+  }
+  uint64_t all = 0;
+  for (uint64_t each : found) all |= each;
+  return all;
+}
+
 // After a copy that could not be put at `place`, which may be empty now: have there what is in `page`.
 void restore(char* place, const char* page) {
   if (mmap(place, kPage, kOurs, kNew | MAP_FIXED, -1, 0) == MAP_FAILED) {
@@ -48,38 +66,71 @@ void restore(char* place, const char* page) {
 
 }  // namespace
 
-LargePages::LargePages(char* data, size_t bytes)
-    : next_(up(data)), end_(std::max(next_, down(data + bytes))), bytes_(bytes), credit_(-kShare * kFirst) {
-  if (!has_large_pages()) end_ = next_;
+LargePages::LargePages(char* data, size_t bytes, double faster)
+    : first_(up(data)), bytes_(bytes), faster_(faster), credit_(-kShare * kFirst) {
+  char* end = down(data + bytes);
+  count_ = end > first_ ? size_t(end - first_) / kPage : 0;
+  least_[0] = least_[1] = std::numeric_limits<double>::infinity();
+  if (count_ < 2 * kSamples || !has_large_pages()) return;
+  for (size_t n = 0; n < kSamples; ++n) samples_.push_back((2 * n + 1) * count_ / (2 * kSamples));
+  todo_.assign(samples_.begin(), samples_.end());
 }
 
 LargePages::~LargePages() { give_room_back(); }
 
+bool LargePages::done() const { return todo_.empty() && (looks_ == kLooks || samples_.empty()); }
+
 void LargePages::worked(double seconds) {
   credit_ += kShare * seconds;
-  while (credit_ > 0 && left() > 0) {
-    double start = seconds_now();
-    if (!move()) {
-      end_ = next_;  // the system does not want it: the file's pages stay
+  double start = seconds_now();
+  if (credit_ > 0 && todo_.empty() && !done()) {
+    look();
+    credit_ -= seconds_now() - start;
+    return;  // the pages that were copied are in a cache until a step has read all
+  }
+  while (credit_ > 0 && !todo_.empty()) {
+    size_t page = todo_.front();
+    todo_.pop_front();
+    if (!copy(page)) {  // the system does not want it: the file's pages stay
+      todo_.clear(), samples_.clear();
       give_room_back();
     }
     credit_ -= seconds_now() - start;
+    start = seconds_now();
   }
 }
 
-bool LargePages::move() {
+// See how long copies take to be read, and the pages before them; the last time decide on all the others.
+void LargePages::look() {
+  for (size_t before : {0, 1}) {
+    double start = seconds_now();
+    uint64_t bits = 0;
+    for (size_t page : samples_) bits |= bits_of(first_ + (page - before) * kPage);
+    seen = bits;
+    least_[before] = std::min(least_[before], seconds_now() - start);
+  }
+  if (++looks_ < kLooks || least_[1] < faster_ * least_[0]) return;
+  for (size_t page = 0; page < count_; ++page) {
+    if (!copied_.count(page)) todo_.push_back(page);
+  }
+}
+
+// Put a copy of a page where it is; whether that was possible.
+bool LargePages::copy(size_t page) {
+  char* place = first_ + page * kPage;
   if (room_ == room_end_ && (available_bytes() < kTimesAvailable * bytes_ || !take_room())) return false;
-  std::memcpy(room_, next_, kPage);
-  if (mremap(room_, kPage, kPage, MREMAP_MAYMOVE | MREMAP_FIXED, next_) == MAP_FAILED) {
-    restore(next_, room_);
+  std::memcpy(room_, place, kPage);
+  if (mremap(room_, kPage, kPage, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
+    restore(place, room_);
     return false;
   }
-  room_ += kPage, next_ += kPage;
+  room_ += kPage;
+  copied_.insert(page);
   return true;
 }
 
 bool LargePages::take_room() {
-  size_t size = std::min(left(), kRoom);
+  size_t size = std::min((todo_.size() + 1) * kPage, kRoom);
   void* found = mmap(nullptr, size + kPage, kOurs, kNew | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return false;
   char *first = static_cast<char*>(found), *last = first + size + kPage;

@@ -42,7 +42,7 @@ typedef struct llmc_options {
   int64_t cache_tokens;  /* tokens that all sequences together have room for */
   int32_t prefill_chunk; /* tokens of a prompt that one step reads at most */
   int32_t keep_mapped;   /* 1: weights stay those of the file. By default they are copied little by little, in pages of
-                            2 MB, which are faster, if twice as much memory is available */
+                            2 MB, where these are seen to be faster and twice as much memory is available */
   int32_t always_hash;   /* 1: hash the weights, although they were found intact before. Which were is remembered, for
                             Python's runtime too, in LLMC_CACHE_DIR or llmc/ in XDG_CACHE_HOME or ~/.cache */
 } llmc_options;
