@@ -41,8 +41,6 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-volatile uint64_t seen;  // so that what is read only to see how long it takes is read
-
 // All bits of a page, in lanes, so that memory is what it waits for.
 uint64_t bits_of(const char* page) {
   constexpr size_t kLanes = 16;
@@ -106,7 +104,8 @@ void LargePages::look() {
     double start = seconds_now();
     uint64_t bits = 0;
     for (size_t page : samples_) bits |= bits_of(first_ + (page - before) * kPage);
-    seen = bits;
+    volatile uint64_t seen = bits;  // or nothing would have to be read
+    (void)seen;
     least_[before] = std::min(least_[before], seconds_now() - start);
   }
   if (++looks_ < kLooks || least_[1] < faster_ * least_[0]) return;
