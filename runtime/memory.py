@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+LARGE_PAGE = 2 << 20  # bytes, where the system has larger pages than of 4 KB for who asks
 MAP_NORESERVE = 0x4000 if os.name == "posix" else 0  # mmap.MAP_NORESERVE, named since Python 3.13
 
 # Files of a control group, versions 2 and 1: its limit, what it uses, and what of that are files that can be let go.

@@ -63,6 +63,17 @@ def test_weights_move_where_that_is_faster_and_stay_what_they_are(ask: Ask, tmp_
     assert digest == hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.skipif(not large_pages._has_large_pages(), reason="this system has no large pages")
+def test_of_large_weights_other_pages_are_tried_as_well(ask: Ask, tmp_path: Path) -> None:
+    size = 205 * (2 << 20)
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(size)  # nothing is written: zeros
+    lines = ask("move", tmp_path / "weights", size, 1e9, *["1e9"] * 15).decode().split("\n")[:-2]
+    copied, _, done = zip(*(map(int, line.split()) for line in lines), strict=True)
+    assert copied == (8,) * 6 + (16,) * 9  # five looks after the first, five after the second, and no third
+    assert done == (0,) * 11 + (1,) * 4
+
+
 # --- JSON, hashes, UTF-8 ---
 
 _SOUND = [

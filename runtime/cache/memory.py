@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.errors import RequestError
-from llmc.runtime.memory import MAP_NORESERVE
+from llmc.runtime.memory import LARGE_PAGE, MAP_NORESERVE
 
-LARGE = 2 << 20  # bytes of a large page
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1: what is there in small pages becomes a large one
 
 
@@ -31,26 +30,26 @@ class LayerMemory:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], place: float) -> None:
         self._size = math.prod(shape) * dtype.itemsize
-        self._least = int(LARGE * (1 + place) / 2)
+        self._least = int(LARGE_PAGE * (1 + place) / 2)
         self._large = 0  # pages that are large
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-            self._map = mmap.mmap(-1, self._size + LARGE, flags=flags)
+            self._map = mmap.mmap(-1, self._size + LARGE_PAGE, flags=flags)
         except (OSError, OverflowError, ValueError) as error:
             raise RequestError(
                 f"the system refuses {self._size} bytes for one layer of the KV cache; load with a smaller cache_tokens"
             ) from error
-        self._start = -np.frombuffer(self._map, np.uint8).ctypes.data % LARGE
+        self._start = -np.frombuffer(self._map, np.uint8).ctypes.data % LARGE_PAGE
         self.array: NDArray[Any] = np.frombuffer(
             self._map, dtype, math.prod(shape), self._start
         ).reshape(shape)  # fmt: skip
 
     def use(self, size: int) -> None:
         """The first `size` bytes will be used: see to large pages. What is over at the end stays in small ones."""
-        wanted = min((size - self._least) // LARGE + 1, self._size // LARGE)
+        wanted = min((size - self._least) // LARGE_PAGE + 1, self._size // LARGE_PAGE)
         while self._large < wanted:
-            at = self._start + self._large * LARGE
+            at = self._start + self._large * LARGE_PAGE
             self._large += 1
             with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, without them
-                self._map.madvise(mmap.MADV_HUGEPAGE, at, LARGE)  # for one that nothing is in yet
-                self._map.madvise(_COLLAPSE, at, LARGE)
+                self._map.madvise(mmap.MADV_HUGEPAGE, at, LARGE_PAGE)  # for one that nothing is in yet
+                self._map.madvise(_COLLAPSE, at, LARGE_PAGE)

@@ -2,9 +2,10 @@
 
 The system's copy of a file lies where it lay when the file was written or read, often in pages of 4 KB: kernels may
 read it as fast as other memory, or a third slower (docs/engine.md, Weights in memory). So after some calls a few pages
-are copied, and it is seen which are read faster, these or those beside them. Where they are, all are copied, a few
-after each call, for a share of its time. A page is put in its place when it is whole, at the same address: nobody has
-to know, and what was not copied is the file's.
+are copied, and it is seen which are read faster, these or those beside them; of a large file others as well, should
+the first have come to lie badly too, which guests of a virtual machine cannot see. Where copies are faster, all are
+copied, a few after each call, for a share of its time that grows with what there is to gain. A page is put in its
+place when it is whole, at the same address: nobody has to know, and what was not copied is the file's.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.errors import LlmcError
+from llmc.runtime.memory import LARGE_PAGE as _PAGE
 from llmc.runtime.memory import MAP_NORESERVE, available_bytes
 
-_PAGE = 2 << 20  # bytes
 _ROOM_PAGES = 32  # that are taken at once, and looked for in what is available
-_SHARE = 0.1  # of the time of calls
+_SHARE = 0.1  # of the time of calls, for samples and looks
+_MOST_SHARE = 0.5  # for all others: _HASTE times what copies gain where they are looked at, and no more than this
+_HASTE = 3  # two threads were seen to gain three times what one sees of pages by themselves (docs/engine.md)
 _FIRST_S = 0.5  # of calls that pay nothing: a process that ends soon has nothing of it
-_SAMPLES = 8  # pages that are copied to see
+_SAMPLES = 8  # pages that are copied to see, of each trial
+_TRIALS, _TRIAL_PAGES = 3, 100  # at most, and pages that there must be for each but the first
 _LOOKS = 5  # calls after which it is seen; the least times count
 _FASTER = 1.05  # times as fast is worth copying all
 _TIMES_AVAILABLE = 2  # as much memory as this times the weights: memory of the process cannot be had back as a file's
@@ -54,13 +58,20 @@ class LargePages:
         count = max(0, len(data) - start) // _PAGE
         self._pages = whole[start : start + count * _PAGE].reshape(count, _PAGE)
         enough = count >= 2 * _SAMPLES and _has_large_pages()
-        self._samples = [(2 * n + 1) * count // (2 * _SAMPLES) for n in range(_SAMPLES)] if enough else []
-        self._todo = deque(self._samples)  # pages to be copied
+        trials = min(_TRIALS, max(1, count // _TRIAL_PAGES)) if enough else 0
+        first = [(2 * n + 1) * count // (2 * _SAMPLES) for n in range(_SAMPLES)]
+        self._trials = [[page + 2 * trial for page in first] for trial in range(trials)]  # still to be made
+        self._samples: list[int] = []  # pages of this trial
+        self._tried: set[int] = set()  # of all trials
+        self._todo: deque[int] = deque()  # pages to be copied
         self._looks: list[tuple[float, float]] = []  # seconds that copies took to be read, and pages beside them
+        if self._trials:
+            self._try()
         self._wanted = _TIMES_AVAILABLE * len(data)
+        self._share = _SHARE
         self._credit = -_SHARE * _FIRST_S
         self._room = _Room()
-        self.copied: set[int] = set()
+        self.copied = 0  # pages
 
     @property
     def done(self) -> bool:
@@ -69,9 +80,11 @@ class LargePages:
 
     def worked(self, seconds: float) -> None:
         """A call took so long: copy what a share of that pays for, or look. No call may be under way."""
-        self._credit += _SHARE * seconds
+        if self.done:
+            return
+        self._credit += self._share * seconds
         start = self._now()
-        if self._credit > 0 and not self._todo and not self.done:
+        if self._credit > 0 and not self._todo:
             self._look()
             self._credit -= self._now() - start
             return  # the pages that were copied are in a cache until a call has read all
@@ -81,13 +94,24 @@ class LargePages:
             self._credit -= self._now() - start
             start = self._now()
 
+    def _try(self) -> None:
+        self._samples = self._trials.pop(0)
+        self._tried.update(self._samples)
+        self._todo.extend(self._samples)
+        self._looks.clear()
+
     def _look(self) -> None:
         """See how long copies take to be read, and the pages before them; the last time decide on all the others."""
         copies, others = ([self._pages[page - before] for page in self._samples] for before in (0, 1))
         self._looks.append((_seconds_to_read(copies, self._now), _seconds_to_read(others, self._now)))
+        if len(self._looks) < _LOOKS:
+            return
         to_copies, to_others = map(min, zip(*self._looks, strict=True))
-        if len(self._looks) == _LOOKS and to_others >= _FASTER * to_copies:
-            self._todo.extend(page for page in range(len(self._pages)) if page not in self.copied)
+        if to_others >= _FASTER * to_copies:
+            self._todo.extend(page for page in range(len(self._pages)) if page not in self._tried)
+            self._share = max(_SHARE, min(_HASTE * (to_others / to_copies - 1), _MOST_SHARE))
+        elif self._trials:
+            self._try()
 
     def _copy(self, page: int) -> bool:
         """Put a copy of a page where it is; whether that was possible."""
@@ -95,7 +119,7 @@ class LargePages:
             return False
         if not self._room.fill(self._pages[page].ctypes.data):
             return False
-        self.copied.add(page)
+        self.copied += 1
         return True
 
     def _stop(self) -> None:

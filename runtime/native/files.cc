@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,14 +15,16 @@
 #include <thread>
 
 #include "errors.h"
+#include "memory.h"
 #include "sha256.h"
 
 namespace llmc {
 namespace {
 
 constexpr size_t kBlockBytes = 1 << 20;
-constexpr size_t kLarge = 2 << 20;  // bytes of a large page
-constexpr int kCollapse = 25;       // MADV_COLLAPSE of Linux 6.1
+constexpr long long kSecond = 1'000'000'000;  // ns
+constexpr long long kSettled = 50'000'000;    // ns; a younger change may share its time stamp with the next one
+constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1
 
 class Descriptor {
  public:
@@ -57,11 +60,13 @@ class Descriptor {
   size_t size_ = 0;
 };
 
+long long nanoseconds(const timespec& time) { return (long long)time.tv_sec * kSecond + time.tv_nsec; }
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path, size_t bytes) {
   Descriptor file(path);
-  if (file.size() != bytes) throw ArtifactError(shown(path) + ": changed while it was being loaded; load again");
+  if (file.size() != bytes) fail_changed(path);
   if (bytes == 0) return;
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
   if (data == MAP_FAILED) throw ArtifactError(shown(path) + ": cannot be mapped: " + std::strerror(errno));
@@ -75,17 +80,17 @@ MappedFile::~MappedFile() {
   if (data_) munmap(data_, size_);
 }
 
-ZeroedMemory::ZeroedMemory(size_t bytes, double place) : size_(bytes), least_(size_t(kLarge * (1 + place) / 2)) {
-  map_ = mmap(nullptr, bytes + kLarge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+ZeroedMemory::ZeroedMemory(size_t bytes, double place) : size_(bytes), least_(size_t(kLargePage * (1 + place) / 2)) {
+  map_ = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map_ == MAP_FAILED) {
     throw RequestError("the system refuses " + std::to_string(bytes) +
                        " bytes for one layer of the KV cache; open with fewer cache_tokens");
   }
-  data_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(map_) + kLarge - 1) / kLarge * kLarge);
+  data_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(map_) + kLargePage - 1) / kLargePage * kLargePage);
 }
 
 ZeroedMemory::~ZeroedMemory() {
-  if (map_) munmap(map_, size_ + kLarge);
+  if (map_) munmap(map_, size_ + kLargePage);
 }
 
 ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept
@@ -94,10 +99,10 @@ ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept
 }
 
 void ZeroedMemory::use(size_t bytes) {
-  size_t wanted = bytes < least_ ? 0 : std::min((bytes - least_) / kLarge + 1, size_ / kLarge);
+  size_t wanted = bytes < least_ ? 0 : std::min((bytes - least_) / kLargePage + 1, size_ / kLargePage);
   for (; large_ < wanted; ++large_) {
-    madvise(data_ + large_ * kLarge, kLarge, MADV_HUGEPAGE);  // for one that nothing is in yet
-    madvise(data_ + large_ * kLarge, kLarge, kCollapse);      // a kernel without it leaves them as they are
+    madvise(data_ + large_ * kLargePage, kLargePage, MADV_HUGEPAGE);  // for one that nothing is in yet
+    madvise(data_ + large_ * kLargePage, kLargePage, kCollapse);      // a kernel without it leaves them as they are
   }
 }
 
@@ -142,13 +147,23 @@ void check_present(const std::string& folder, const std::string& name, size_t by
 std::string identity(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) throw ArtifactError(shown(path) + ": missing");
-  auto nanoseconds = [](const timespec& time) { return (long long)time.tv_sec * 1'000'000'000 + time.tv_nsec; };
   std::string out;
   for (long long field : {(long long)info.st_dev, (long long)info.st_ino, (long long)info.st_size,
                           nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)}) {
     out += (out.empty() ? "" : ":") + std::to_string(field);
   }
   return out;
+}
+
+bool is_settled(const std::string& path) {
+  struct stat info;
+  timespec now;
+  if (lstat(path.c_str(), &info) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0) return false;
+  return nanoseconds(now) - std::max(nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)) > kSettled;
+}
+
+void fail_changed(const std::string& path) {
+  throw ArtifactError(shown(path) + ": changed while it was being loaded; load again");
 }
 
 std::string file_sha256(const std::string& path) {

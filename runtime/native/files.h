@@ -58,6 +58,12 @@ void check_present(const std::string& folder, const std::string& name, size_t by
 // Device, inode, size and times: while they are the same, the file is taken to be the same.
 std::string identity(const std::string& path);
 
+// Whether the file's last change is long enough ago for its time to tell it from the next change.
+bool is_settled(const std::string& path);
+
+// Throws ArtifactError: `path`, a file or the folder, is not what it was when loading began.
+[[noreturn]] void fail_changed(const std::string& path);
+
 // SHA-256 of a file, read once from start to end, in hexadecimal.
 std::string file_sha256(const std::string& path);
 

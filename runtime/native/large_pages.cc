@@ -16,11 +16,15 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kPage = 2 << 20;      // bytes
-constexpr size_t kRoom = 32 * kPage;   // that are taken at once, and looked for in what is available
-constexpr double kShare = 0.1;         // of the time of steps
+constexpr size_t kPage = kLargePage;
+constexpr size_t kRoom = 32 * kPage;   // bytes that are taken at once, and looked for in what is available
+constexpr double kShare = 0.1;         // of the time of steps, for samples and looks
+constexpr double kMostShare = 0.5;     // for all others: kHaste times what copies gain, and no more than this
+constexpr double kHaste = 3;
 constexpr double kFirst = 0.5;         // seconds of steps that pay nothing
-constexpr size_t kSamples = 8;         // pages that are copied to see
+constexpr size_t kSamples = 8;         // pages that are copied to see, of each trial
+constexpr size_t kTrials = 3;          // at most
+constexpr size_t kTrialPages = 100;    // that there must be for each but the first
 constexpr int kLooks = 5;              // steps after which it is seen; the least times count
 constexpr size_t kTimesAvailable = 2;  // as much memory as this times the weights
 constexpr int kOurs = PROT_READ | PROT_WRITE, kNew = MAP_PRIVATE | MAP_ANONYMOUS;
@@ -65,13 +69,13 @@ void restore(char* place, const char* page) {
 }  // namespace
 
 LargePages::LargePages(char* data, size_t bytes, double faster)
-    : first_(up(data)), bytes_(bytes), faster_(faster), credit_(-kShare * kFirst) {
+    : first_(up(data)), bytes_(bytes), faster_(faster), share_(kShare), credit_(-kShare * kFirst) {
   char* end = down(data + bytes);
   count_ = end > first_ ? size_t(end - first_) / kPage : 0;
-  least_[0] = least_[1] = std::numeric_limits<double>::infinity();
   if (count_ < 2 * kSamples || !has_large_pages()) return;
+  trials_ = std::clamp(count_ / kTrialPages, size_t(1), kTrials);
   for (size_t n = 0; n < kSamples; ++n) samples_.push_back((2 * n + 1) * count_ / (2 * kSamples));
-  todo_.assign(samples_.begin(), samples_.end());
+  begin_trial();
 }
 
 LargePages::~LargePages() { give_room_back(); }
@@ -79,9 +83,10 @@ LargePages::~LargePages() { give_room_back(); }
 bool LargePages::done() const { return todo_.empty() && (looks_ == kLooks || samples_.empty()); }
 
 void LargePages::worked(double seconds) {
-  credit_ += kShare * seconds;
+  if (done()) return;
+  credit_ += share_ * seconds;
   double start = seconds_now();
-  if (credit_ > 0 && todo_.empty() && !done()) {
+  if (credit_ > 0 && todo_.empty()) {
     look();
     credit_ -= seconds_now() - start;
     return;  // the pages that were copied are in a cache until a step has read all
@@ -98,6 +103,14 @@ void LargePages::worked(double seconds) {
   }
 }
 
+void LargePages::begin_trial() {
+  todo_.assign(samples_.begin(), samples_.end());
+  tried_.insert(samples_.begin(), samples_.end());
+  looks_ = 0;
+  least_[0] = least_[1] = std::numeric_limits<double>::infinity();
+  --trials_;
+}
+
 // See how long copies take to be read, and the pages before them; the last time decide on all the others.
 void LargePages::look() {
   for (size_t before : {0, 1}) {
@@ -108,10 +121,17 @@ void LargePages::look() {
     (void)seen;
     least_[before] = std::min(least_[before], seconds_now() - start);
   }
-  if (++looks_ < kLooks || least_[1] < faster_ * least_[0]) return;
-  for (size_t page = 0; page < count_; ++page) {
-    if (!copied_.count(page)) todo_.push_back(page);
+  if (++looks_ < kLooks) return;
+  if (least_[1] < faster_ * least_[0]) {
+    if (trials_ == 0) return;
+    for (size_t& page : samples_) page += 2;
+    begin_trial();
+    return;
   }
+  for (size_t page = 0; page < count_; ++page) {
+    if (!tried_.count(page)) todo_.push_back(page);
+  }
+  share_ = std::clamp(kHaste * (least_[1] / least_[0] - 1), kShare, kMostShare);
 }
 
 // Put a copy of a page where it is; whether that was possible.
@@ -124,7 +144,7 @@ bool LargePages::copy(size_t page) {
     return false;
   }
   room_ += kPage;
-  copied_.insert(page);
+  ++copied_;
   return true;
 }
 

@@ -20,12 +20,13 @@ class LargePages {
 
   // Whether no page will be copied any more, and how many were.
   bool done() const;
-  size_t copied() const { return copied_.size(); }
+  size_t copied() const { return copied_; }
 
   // A step took so long, and no other reads the weights now: copy what a share of that pays for, or look.
   void worked(double seconds);
 
  private:
+  void begin_trial();
   void look();
   bool copy(size_t page);
   bool take_room();
@@ -33,12 +34,14 @@ class LargePages {
 
   char *first_, *room_ = nullptr, *room_end_ = nullptr;  // the first page of the map; pages that belong to nobody yet
   size_t count_, bytes_;                                 // pages; bytes of the map
-  std::vector<size_t> samples_;                          // pages that are copied to see
+  std::vector<size_t> samples_;                          // pages that are copied to see, of this trial
+  std::set<size_t> tried_;                               // of all trials
+  size_t trials_ = 0;                                    // still to be made
   std::deque<size_t> todo_;                              // pages to be copied
-  std::set<size_t> copied_;
+  size_t copied_ = 0;
   int looks_ = 0;
-  double least_[2];         // seconds that copies took to be read, and pages before them
-  double faster_, credit_;  // credit: seconds
+  double least_[2];                 // seconds that copies took to be read, and pages before them
+  double faster_, share_, credit_;  // share: of the time of steps; credit: seconds
 };
 
 }  // namespace llmc

@@ -7,6 +7,8 @@
 
 namespace llmc {
 
+constexpr size_t kLargePage = 2 << 20;  // bytes, where the system has larger pages than of 4 KB for who asks
+
 // Bytes of memory that the machine has.
 size_t memory_bytes();
 

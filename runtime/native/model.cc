@@ -46,10 +46,6 @@ const Variant& choose_variant(const Manifest& manifest, const std::string& folde
                       "; compile it with --target cpu:portable or on this machine");
 }
 
-[[noreturn]] void changed(const std::string& path) {
-  throw ArtifactError(shown(path) + ": changed while it was being loaded; load again");
-}
-
 [[noreturn]] void damaged(const std::string& path, const std::string& where = "") {
   throw ArtifactError(shown(path) + ": damaged: its SHA-256 is not the manifest's" + where +
                       "; copy or compile the artifact again");
@@ -108,7 +104,7 @@ Model::Model(const std::string& folder, const llmc_options& options) {
   tokenizer_ = read_tokenizer(folder, manifest_);
   std::string path = folder + "/" + manifest_.weights, key = verified_key(path, manifest_.sha256);
   weights_file_ = std::make_unique<MappedFile>(path, manifest_.files.at(manifest_.weights).bytes);
-  if (verified_key(path, manifest_.sha256) != key) changed(path);  // `key` may be that of another one
+  if (verified_key(path, manifest_.sha256) != key) fail_changed(path);  // `key` may be that of another one
   if (options.always_hash || !is_verified(key)) {
     bool settled = is_settled(path);
     ptrdiff_t wrong = wrong_chunk(weights_file_->view(), manifest_.chunk_bytes, manifest_.chunks, threads);

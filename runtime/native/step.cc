@@ -126,9 +126,7 @@ Step::Step(const std::string& folder, const Manifest& manifest, const Variant& v
            int threads) {
   std::lock_guard<std::mutex> guard(process_lock);
   std::string runtime = folder + "/" + manifest.runtime, library = folder + "/" + variant.file;
-  if (identity(runtime) != identities.at(0) || identity(library) != identities.at(1)) {
-    throw ArtifactError(shown(folder) + ": changed while it was being loaded; load again");
-  }
+  if (identity(runtime) != identities.at(0) || identity(library) != identities.at(1)) fail_changed(folder);
   allow_threads(threads);
   load_runtime(runtime, manifest.files.at(manifest.runtime).sha256);
   try {

@@ -1,7 +1,5 @@
 #include "verified.h"
 
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,12 +16,8 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kRemembered = 256;           // keys that are kept; the oldest go first
-constexpr size_t kMostBytes = 1 << 20;        // of the file with them
-constexpr long long kSettled = 50'000'000;    // ns; a younger change may share its time stamp with the next one
-constexpr long long kSecond = 1'000'000'000;  // ns
-
-long long nanoseconds(const timespec& time) { return (long long)time.tv_sec * kSecond + time.tv_nsec; }
+constexpr size_t kRemembered = 256;     // keys that are kept; the oldest go first
+constexpr size_t kMostBytes = 1 << 20;  // of the file with them
 
 std::string set_to(const char* name) {
   const char* value = std::getenv(name);
@@ -61,13 +55,6 @@ std::string written(const std::vector<std::string>& keys) {
 
 std::string verified_key(const std::string& path, const std::string& manifest_sha256) {
   return identity(path) + ":" + manifest_sha256;
-}
-
-bool is_settled(const std::string& path) {
-  struct stat info;
-  timespec now;
-  if (lstat(path.c_str(), &info) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0) return false;
-  return nanoseconds(now) - std::max(nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)) > kSettled;
 }
 
 bool is_verified(const std::string& key) {

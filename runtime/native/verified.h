@@ -10,9 +10,6 @@ namespace llmc {
 // Under which a file's hashes are remembered. Throws ArtifactError for a file that is missing.
 std::string verified_key(const std::string& path, const std::string& manifest_sha256);
 
-// Whether the file's last change is long enough ago for its time to tell it from the next change.
-bool is_settled(const std::string& path);
-
 // Whether `remember_verified` was called before, here, in another process or by Python's runtime.
 bool is_verified(const std::string& key);
 

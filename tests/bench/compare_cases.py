@@ -110,7 +110,7 @@ def first_token(system: System, settings: Settings) -> Samples:
     if system.script.endswith("llmc_case.py"):
         command = [
             system.python, "-m", "llmc", "run", system.model, "Hello", "--raw", "--max-tokens", "2", "--ignore-eos",
-            "--threads", str(settings.threads),
+            "--threads", str(settings.threads), *system.options,
         ]  # fmt: skip
     else:
         request = json.dumps(_request(system, settings, [_ask(system, 0, 1, 2, 1)]))
@@ -189,7 +189,7 @@ def loss_case(source: Path, folder: Path, asked: Asked) -> Samples:
 def run(system: System, settings: Settings, asks: list[dict[str, Any]]) -> dict[str, Any]:
     """The answer of the system's process."""
     request = json.dumps(_request(system, settings, asks))
-    command = [system.python, system.script]
+    command = [system.python, system.script, *system.options]
     try:
         done = subprocess.run(
             command, input=request, capture_output=True, text=True, timeout=LONGEST_S, env=environment(system)

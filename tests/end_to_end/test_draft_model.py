@@ -63,12 +63,18 @@ def test_the_command_takes_one(artifacts: dict[str, str]) -> None:
 
 def test_copied_weights_say_the_same(artifacts: dict[str, str]) -> None:
     arguments = ["run", artifacts["model"], "--raw", "a b c", "--max-tokens", "9", "--ignore-eos", "--json"]
-    mapped, copied, both = (
+    untold, mapped, copied, both = (
         CliRunner().invoke(cli, [*arguments, *more])
-        for more in ([], ["--copy-weights"], ["--copy-weights", "--draft-model", artifacts["small"]])
+        for more in (
+            [],
+            ["--no-copy-weights"],
+            ["--copy-weights"],
+            ["--copy-weights", "--draft-model", artifacts["small"]],
+        )
     )
-    assert mapped.exit_code == copied.exit_code == both.exit_code == 0
-    assert json.loads(mapped.stdout)["ids"] == json.loads(copied.stdout)["ids"] == json.loads(both.stdout)["ids"]
+    assert [each.exit_code for each in (untold, mapped, copied, both)] == [0] * 4
+    ids = json.loads(untold.stdout)["ids"]
+    assert all(json.loads(each.stdout)["ids"] == ids for each in (mapped, copied, both))
 
 
 @pytest.mark.parametrize(

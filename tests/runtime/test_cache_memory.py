@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmc.runtime.cache.memory import LARGE, LayerMemory
+from llmc.runtime.cache.memory import LayerMemory
 from llmc.runtime.cache.pages import PagePool
 from llmc.runtime.loading.manifest import KvLayout
+from llmc.runtime.memory import LARGE_PAGE as LARGE
 
 U8 = np.dtype(np.uint8)
 

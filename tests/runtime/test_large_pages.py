@@ -70,8 +70,8 @@ def test_they_hold_what_the_file_held(path: Path, reads: list[float]) -> None:
     data, found, wanted = mapped(path)
     pages = LargePages(data, available=plenty)
     finish(pages)
-    assert pages.copied == set(range(19)) or pages.copied == set(range(20))  # by where the map happens to lie
-    whole, start = len(pages.copied) * PAGE, -found.ctypes.data % PAGE
+    assert pages.copied in (19, 20)  # by where the map happens to lie
+    whole, start = pages.copied * PAGE, -found.ctypes.data % PAGE
     path.write_bytes(bytes(len(wanted)))  # what was copied is the file's no longer
     np.testing.assert_array_equal(found[start : start + whole], wanted[start : start + whole])
     assert not found[start + whole :].any()
@@ -95,16 +95,41 @@ def test_all_are_copied_where_copies_are_faster(
     data, found, wanted = mapped(path)
     pages = LargePages(data, available=plenty)
     pages.worked(LONG)
-    samples = set(pages.copied)
-    assert len(samples) == 8
+    samples = set(pages._samples)
+    assert pages.copied == len(samples) == 8
     assert not {page - 1 for page in samples} & (samples | {-1})
     for reads[:] in looks:
         assert not pages.done
-        assert pages.copied == samples
+        assert pages.copied == 8
         pages.worked(LONG)
     finish(pages)
-    assert (len(pages.copied) >= 19) == all_of_them
-    assert all_of_them or pages.copied == samples
+    assert (pages.copied >= 19) == all_of_them
+    assert all_of_them or pages.copied == 8
+    np.testing.assert_array_equal(found, wanted)
+
+
+@needs_large_pages
+@pytest.mark.parametrize("good", [0, 1, 2, 3])
+def test_of_a_large_file_others_are_tried(
+    tmp_path: Path, good: int, reads: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_pages, "_TRIAL_PAGES", 24)
+    np.random.default_rng(0).integers(0, 256, 73 * PAGE, np.uint8).tofile(tmp_path / "large")
+    data, found, wanted = mapped(tmp_path / "large")
+    pages, read = LargePages(data, available=plenty), []
+    for trial in range(3):
+        pages.worked(LONG)
+        assert pages.copied == 8 * (trial + 1)
+        read += [pages._samples, [page - 1 for page in pages._samples]]
+        for _ in range(5):
+            reads[1] = 1.2 if trial == good else 1.0
+            assert not pages.done
+            pages.worked(LONG)
+        if trial == good:
+            break
+    finish(pages)
+    assert len({page for each in read for page in each}) == 8 * len(read)  # none is looked at twice
+    assert pages.copied == (24 if good == 3 else len(pages._pages))
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -126,11 +151,25 @@ def test_a_call_pays_with_its_share_of_time(path: Path, reads: list[float]) -> N
     assert not pages.copied  # the first calls pay nothing
     for count in range(1, 4):
         pages.worked(0.5 / large_pages._SHARE)
-        assert len(pages.copied) == count  # half a second pays for one, and owes the other half
+        assert pages.copied == count  # half a second pays for one, and owes the other half
         pages.worked(0.5 / large_pages._SHARE - 0.001)
-        assert len(pages.copied) == count
+        assert pages.copied == count
         pages.worked(0.001)
     np.testing.assert_array_equal(found, wanted)
+
+
+@needs_large_pages
+@pytest.mark.parametrize(("slower", "share"), [(1.06, 0.18), (1.1, 0.3), (1.3, 0.5), (9.0, 0.5)])
+def test_what_gains_more_gets_a_larger_share(path: Path, reads: list[float], slower: float, share: float) -> None:
+    reads[1] = slower
+    pages = LargePages(map_plain(path), seconds(), plenty)
+    while len(pages._looks) < 5:
+        pages.worked(1 / large_pages._SHARE)
+    pages.worked(-pages._credit / share)  # what the looks took is paid
+    before = pages.copied
+    for count in range(1, 4):
+        pages.worked(1 / share)  # for a page, which takes a second
+        assert pages.copied == before + count
 
 
 @needs_large_pages
@@ -145,8 +184,8 @@ def test_it_never_takes_more_than_its_share_and_a_page(
     for each in worked:
         pages.worked(each)
     due = large_pages._SHARE * (sum(worked) - large_pages._FIRST_S)
-    assert len(pages.copied) <= max(0.0, due) + 1
-    assert len(pages.copied) >= min(8, due - 1e-6)
+    assert pages.copied <= max(0.0, due) + 1
+    assert pages.copied >= min(8, due - 1e-6)
 
 
 @needs_large_pages
@@ -166,7 +205,7 @@ def test_somebody_may_read_meanwhile(path: Path, reads: list[float]) -> None:
     ended.set()
     for reader in readers:
         reader.join()
-    assert len(pages.copied) >= 19
+    assert pages.copied >= 19
     assert not wrong
 
 
@@ -181,7 +220,7 @@ def test_memory_that_runs_short_ends_it(
     pages = LargePages(data, available=lambda: 2 * len(wanted) - (next(looks) >= at))
     finish(pages)
     assert next(looks) == at + 1  # it does not ask again
-    assert len(pages.copied) == at
+    assert pages.copied == at
     path.write_bytes(bytes(len(wanted)))
     kept = np.flatnonzero(found)
     assert PAGE * at * 0.99 <= kept.size <= PAGE * at
