@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ PREFILL_CHUNK = 512  # rows of one step at most, which bounds its working memory
 DEVICE_CHUNK = 2048  # on a GPU, of which fewer rows leave multiprocessors idle
 
 
-@dataclass(frozen=True)
-class Feed:
+class Feed(NamedTuple):
     """Tokens to append to a sequence, and the rows of them that want logits: "last", "all" or "none".
 
     With a `passage`, of a step in parts, they go `through` so many of the parts that lie ahead of them; when they have

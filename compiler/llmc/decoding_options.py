@@ -6,8 +6,7 @@ Names and ranges are those of llmc.runtime.decoding.options.Options; docs/decodi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -21,8 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMES = [name for name in STRATEGIES if "." not in name]  # the others are older spellings
 
 
-@dataclass(frozen=True)
-class _Flag:
+class _Flag(NamedTuple):
     """An option of the command line, of the same name as the field of Options that it sets."""
 
     name: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,7 @@ from llmc.runtime.cache.pages import PagePool, Sequence, pages_for
 from llmc.runtime.errors import RequestError
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """What a sequence was, with the bytes of its pages.
 
     held: for each group of layers, which of its blocks of 16 slots have a page. layers: of each layer an array

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,7 @@ class Row:
         return cls(logits.size, lambda: logits, ids.astype(np.int32), logits[ids], normalizer)
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """ids (n,) and their logits (n,) float64, best first; no token is left out that is better than the last.
 
     least, most: bounds of the weight that all tokens left out have together, where a token's weight is

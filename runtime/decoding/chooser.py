@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _WIDE = 2048  # of a large vocabulary: candidates to try before all of it is sorted
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A token with its log-probability by the model's own logits, and the `logprobs` likeliest with theirs.
 
     probability: of the token where a strategy keeps account of it (mirostat), before its cut.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import NamedTuple
 
 MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 64  # likeliest tokens that a compiled step returns at most
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """Numbers from low to high, both included unless `above` (low is not); `whole` ones only."""
 
     low: float
@@ -34,8 +33,7 @@ class Number:
         return f"{name}: got {shown(value)}, wanted {kind} {bounds}"
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """One of these words; "" stands for none of them."""
 
     words: tuple[str, ...]

@@ -106,7 +106,7 @@ class Drafter:
         self._passed += trial or not best.counts
         counts = best.counts or ({best.likeliest: 1} if trial else {})
         return [
-            replace(portion, draft=guesses[number].first(counts[number])) if number in counts else portion
+            portion._replace(draft=guesses[number].first(counts[number])) if number in counts else portion
             for number, portion in enumerate(going)
         ]
 

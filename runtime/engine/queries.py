@@ -8,7 +8,6 @@ are answers that take the greatest token, a device may begin the next step befor
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import replace
 
 from llmc.runtime.decoding.chooser import Choice
 from llmc.runtime.engine.advance import advance, say
@@ -154,7 +153,7 @@ class Queries:
         self._scheduler.drafter.leave(query)
         query.state = "ended"
         if last is not None:
-            self._deliver(query, replace(last, done=query.result()))
+            self._deliver(query, last._replace(done=query.result()))
         self.open.pop(query.id, None)
 
     def _deliver(self, query: Query, result: StepResult) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from llmc.runtime.generate import Generation
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a step made of query `id`: a token, and in the end the whole answer.
 
     answer: which of the query's answers, from 0, where it asked for several. text: what has become certain with this
@@ -42,8 +40,7 @@ class StepResult:
         return None if self.choice is None else self.choice.token
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(NamedTuple):
     """How an engine stands, and what it has done since it was made.
 
     running: queries that hold pages. waiting: those that do not yet, or not at present. pages_free, pages: of the

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llmc.runtime.engine.drafts import Draft, Drafter
 from llmc.runtime.engine.policies import FirstCome
@@ -23,8 +24,7 @@ _LEAST_ROWS = 32  # of prompts are read together even if a stage waits meanwhile
 _PASSED_OVER = 64  # queries that may be passed over in a step while others read what they begin with
 
 
-@dataclass(frozen=True)
-class Portion:
+class Portion(NamedTuple):
     """The next `rows` tokens to feed to an answer; `through`: parts of the layers for its passage, 0: all layers.
 
     arrives: whether they come through the last layer, and so are fed. draft: what is fed behind them, as a guess.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from llmc.runtime.engine.freed_memory import EVERY_ROWS, EVERY_STEPS, IDLE_ROWS, give_back, keep_for_the_next_step
@@ -171,7 +171,7 @@ class Stepper:
             if not any(portion.draft for portion in portions):
                 raise
             # No guess is worth that somebody gives way.
-            self._feed(work, [replace(portion, draft=None) for portion in portions])
+            self._feed(work, [portion._replace(draft=None) for portion in portions])
             return
         self.steps += 1
         fed = []

@@ -12,7 +12,7 @@ the end of the sinks to the first recent token. Pages of text are never written 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ MODES = (SINKS, SHIFT, REEVALUATE)
 _DISCARD = PAGE_TOKENS  # tokens forgotten at once by "sinks" and "shift"
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """How a query's text slides: at most `size` tokens are seen; of a full window the oldest `discard` are forgotten.
 
     The first `keep` tokens always stay. What a row sees depends on its place in the text alone, not on the steps that

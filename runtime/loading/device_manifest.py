@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
@@ -48,8 +48,7 @@ _SCHEMA = schema.record(
 )
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """What a device has of a model. outputs: which of the outputs of each function it gives, in order."""
 
     stage: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
@@ -71,16 +71,14 @@ _SCHEMA = schema.record(
 )
 
 
-@dataclass(frozen=True)
-class KvGroup:
+class KvGroup(NamedTuple):
     """Layers that share a page table. `window`: how many slots a row sees, its own among them; 0: all."""
 
     layers: tuple[int, ...]
     window: int = 0
 
 
-@dataclass(frozen=True)
-class KvLayout:
+class KvLayout(NamedTuple):
     """Shape of the KV cache: L layers of pages."""
 
     layers: int
@@ -106,8 +104,7 @@ class KvLayout:
         return self.layers * math.prod(self.page_shape) * KV_BYTES[self.dtype] // PAGE_TOKENS
 
 
-@dataclass(frozen=True)
-class Pooling:
+class Pooling(NamedTuple):
     """How an encoder's outputs of a text become one vector: "mean", "first" or "last"; `normalize` to length 1."""
 
     kind: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc.runtime.errors import ArtifactError
 from llmc.runtime.loading import schema
@@ -47,16 +47,14 @@ PACKAGE: dict[str, schema.Check] = {
 }
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """What the manifest promises about one file."""
 
     sha256: str
     bytes: int
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A GPU that a variant is for. `runtime`: the file that TVM needs for it, beside its own."""
 
     kind: str  # "cuda"
@@ -64,8 +62,7 @@ class Device:
     runtime: str
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One compiled library and the CPU flags it needs, or what it needs of a device."""
 
     file: str

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +45,7 @@ _ENTRY = schema.record(
 )
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """`arrays`: the tensors, in the order that was asked for. `pages`: what has to be told of calls that read them."""
 
     arrays: list[NDArray[Any]]

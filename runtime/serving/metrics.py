@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -78,6 +77,6 @@ class _Figures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats: Stats = self._model.engine.stats
-        for name, value in asdict(stats).items():
+        for name, value in stats._asdict().items():
             family = CounterMetricFamily if name in _GROWING else GaugeMetricFamily
             yield family(f"llmc_engine_{name}", f"{_TOLD[name].capitalize()}.", value=value)
