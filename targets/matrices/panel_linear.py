@@ -26,6 +26,9 @@ from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, i32, imported, splat
 
 _HALF = 16  # what a half byte is below
+# With two tiles, up to so many rows go through panels of so many chunks: longer ones are not unpacked beside dots, and
+# with more rows that counts for less than how often sums change places. Measured.
+_FEW, _FEW_CHUNKS = 32, 4
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,28 @@ def _multiply(
     """
     *left, weight = buffers
     readers = [Tile(target, format, weight, columns, tile, quick=False, asks=False) for tile in tiles]
-    dots = _Dots(target, readers, left[0])
-    products = _Products(dots, left, start, count, group, writes)
-    with imported(*functions(target, dots.top)):
-        through_panels(dots.panels, products.add, products.begin, products.unpacked)
+    fewest = target.knobs.panel_rows
+
+    def through(chunks: int, fewest: int) -> None:
+        dots = _Dots(target, readers, left[0], chunks)
+        products = _Products(dots, left, start, count, group, fewest, writes)
+        with imported(*functions(target, dots.top)):
+            through_panels(dots.panels, products.add, products.begin, products.unpacked)
+
+    if group.tiles == 1:
+        through(PANEL, fewest)
+        return
+    with T.If(count <= _FEW):
+        with T.Then():
+            through(_FEW_CHUNKS, fewest)
+        with T.Else():
+            through(PANEL, max(fewest, _FEW + 1))
 
 
 class _Dots:
     """Panels of some tiles, and dots of rows of codes (M, words) with them."""
 
-    def __init__(self, target: Target, readers: list[Tile], codes: Any) -> None:
+    def __init__(self, target: Target, readers: list[Tile], codes: Any, most: int) -> None:
         self.target, self.codes, self.reader = target, codes, readers[0]
         top, self.signed = self.reader.top, self.reader.signed
         halved = not self.signed and top >= MIDDLE and sums_of_pairs(target, _HALF - 1) > 1
@@ -78,7 +93,7 @@ class _Dots:
         self.top = _HALF - 1 if halved else top
         in_pairs = not self.signed and sums_of_pairs(target, self.top) > 1
         self.times = start_times(self.reader.zero) if self.reader.format.whole and in_pairs else 1
-        chunks = even_panels(self.reader.columns, PANEL // len(self.pieces))
+        chunks = even_panels(self.reader.columns, most // len(self.pieces))
         self.panels = [Panel(own, self.pieces, chunks, self.times) for own in readers]
 
     def starts(self, rows: Rows, numbers: list[Any], step: Any) -> list[Any]:
@@ -113,9 +128,10 @@ class _Products:
     """
 
     def __init__(
-        self, dots: _Dots, left: list[Any], start: Any, count: Any, group: _Group, writes: list[Write]
+        self, dots: _Dots, left: list[Any], start: Any, count: Any, group: _Group, fewest: int, writes: list[Write]
     ) -> None:  # fmt: skip
         self.dots, self.start, self.count, self.group, self.writes = dots, start, count, group, writes
+        self.fewest = fewest  # rows, at least
         self.knobs = dots.target.knobs
         self.rows = [Rows(panel, left, start, count, self.knobs.row_block) for panel in dots.panels]
         groups = -(-self.knobs.row_block // group.rows)
@@ -142,7 +158,7 @@ class _Products:
                     self._add_chunk(first + at, at, numbers, sums)
                 self._write(first + chunks, numbers, sums)
 
-        in_groups(self.dots.target, self.count, group, 0, self.group.rows, fewest=self.knobs.panel_rows)
+        in_groups(self.dots.target, self.count, group, 0, self.group.rows, fewest=self.fewest)
 
     def _add_chunk(self, chunk: Any, at: Any, numbers: list[Any], sums: list[Any]) -> None:
         """Add to sums of each tile what rows have with a chunk, the panels' `at`-th."""

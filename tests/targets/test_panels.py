@@ -66,7 +66,7 @@ def many_rows(format: str, rows: int, width: int) -> Case:
     "format", ["q4", "q4_0", "mxfp4", "q5", "q6", "q8", "c4", "r4", "r8", "q3h", "q4_b64", "q4_k", "q6_k"]
 )
 def test_panels_give_the_bits_of_groups(format: str, target: Target) -> None:
-    case = many_rows(format, rows=147, width=33)  # a block of rows and 19
+    case = many_rows(format, rows=147, width=33)  # a block of rows, and 19, which have shorter panels
     (got,) = run(case, target)
     np.testing.assert_array_equal(got, run(case, in_groups(target))[0])
 
