@@ -26,8 +26,7 @@ from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, i32, imported, splat
 
 _HALF = 16  # what a half byte is below
-# With two tiles, up to so many rows go through panels of so many chunks: longer ones are not unpacked beside dots, and
-# with more rows that counts for less than how often sums change places. Measured.
+# With two tiles, up to so many rows go through panels of so many chunks, and more through longer ones: measured.
 _FEW, _FEW_CHUNKS = 32, 4
 
 
