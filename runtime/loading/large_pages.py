@@ -5,13 +5,15 @@ read it as fast as other memory, or a third slower (docs/engine.md, Weights in m
 are copied, and it is seen which are read faster, these or those beside them; of a large file others as well, should
 the first have come to lie badly too, which guests of a virtual machine cannot see. Where copies are faster, all are
 copied, a few after each call, for a share of its time that grows with what there is to gain. A page is put in its
-place when it is whole, at the same address: nobody has to know, and what was not copied is the file's.
+place when it is whole, at the same address: nobody has to know, and what was not copied is the file's. A call counts
+for no longer than it takes to read all weights once: one of many rows has work enough for memory to wait.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import time
 import weakref
@@ -68,7 +70,7 @@ class LargePages:
         if self._trials:
             self._try()
         self._wanted = _TIMES_AVAILABLE * len(data)
-        self._share = _SHARE
+        self._share, self._longest = _SHARE, math.inf  # seconds of a call that pay: what reading all weights takes
         self._credit = -_SHARE * _FIRST_S
         self._room = _Room()
         self.copied = 0  # pages
@@ -82,17 +84,19 @@ class LargePages:
         """A call took so long: copy what a share of that pays for, or look. No call may be under way."""
         if self.done:
             return
-        self._credit += self._share * seconds
+        self._credit += self._share * min(seconds, self._longest)
         start = self._now()
         if self._credit > 0 and not self._todo:
             self._look()
-            self._credit -= self._now() - start
+            self._credit = min(self._credit - (self._now() - start), 0)
             return  # the pages that were copied are in a cache until a call has read all
         while self._credit > 0 and self._todo:
             if not self._copy(self._todo.popleft()):
                 self._stop()  # the system does not want it: the file's pages stay
             self._credit -= self._now() - start
             start = self._now()
+        if not self._todo:
+            self._credit = min(self._credit, 0)  # a long call pays for what it is followed by, and not for all later
 
     def _try(self) -> None:
         self._samples = self._trials.pop(0)
@@ -110,6 +114,7 @@ class LargePages:
         if to_others >= _FASTER * to_copies:
             self._todo.extend(page for page in range(len(self._pages)) if page not in self._tried)
             self._share = max(_SHARE, min(_HASTE * (to_others / to_copies - 1), _MOST_SHARE))
+            self._longest = to_others / _SAMPLES * len(self._pages)
         elif self._trials:
             self._try()
 

@@ -84,11 +84,11 @@ bool LargePages::done() const { return todo_.empty() && (looks_ == kLooks || sam
 
 void LargePages::worked(double seconds) {
   if (done()) return;
-  credit_ += share_ * seconds;
+  credit_ += share_ * std::min(seconds, longest_);
   double start = seconds_now();
   if (credit_ > 0 && todo_.empty()) {
     look();
-    credit_ -= seconds_now() - start;
+    credit_ = std::min(credit_ - (seconds_now() - start), 0.0);
     return;  // the pages that were copied are in a cache until a step has read all
   }
   while (credit_ > 0 && !todo_.empty()) {
@@ -101,6 +101,7 @@ void LargePages::worked(double seconds) {
     credit_ -= seconds_now() - start;
     start = seconds_now();
   }
+  if (todo_.empty()) credit_ = std::min(credit_, 0.0);  // a long step pays for what it is followed by
 }
 
 void LargePages::begin_trial() {
@@ -132,6 +133,7 @@ void LargePages::look() {
     if (!tried_.count(page)) todo_.push_back(page);
   }
   share_ = std::clamp(kHaste * (least_[1] / least_[0] - 1), kShare, kMostShare);
+  longest_ = least_[1] / kSamples * double(count_);
 }
 
 // Put a copy of a page where it is; whether that was possible.

@@ -42,6 +42,7 @@ class LargePages {
   int looks_ = 0;
   double least_[2];                 // seconds that copies took to be read, and pages before them
   double faster_, share_, credit_;  // share: of the time of steps; credit: seconds
+  double longest_ = 1e300;          // seconds of a step that count: what reading all weights takes
 };
 
 }  // namespace llmc

@@ -60,7 +60,7 @@ def mapped(path: Path) -> tuple[mmap.mmap, Bytes, Bytes]:
 
 def finish(pages: LargePages) -> None:
     """Calls until nothing is copied any more."""
-    for _ in range(100):
+    for _ in range(10_000):
         pages.worked(LONG)
     assert pages.done
 
@@ -165,11 +165,25 @@ def test_what_gains_more_gets_a_larger_share(path: Path, reads: list[float], slo
     pages = LargePages(map_plain(path), seconds(), plenty)
     while len(pages._looks) < 5:
         pages.worked(1 / large_pages._SHARE)
+    pages._longest = LONG
     pages.worked(-pages._credit / share)  # what the looks took is paid
     before = pages.copied
     for count in range(1, 4):
         pages.worked(1 / share)  # for a page, which takes a second
         assert pages.copied == before + count
+
+
+@needs_large_pages
+def test_a_call_counts_for_no_longer_than_reading_all_takes(path: Path, reads: list[float]) -> None:
+    reads[:] = [1.0, 4.0]
+    pages = LargePages(map_plain(path), seconds(), plenty)
+    while len(pages._looks) < 5:
+        pages.worked(1 / large_pages._SHARE)
+    least, before = 4.0 / 8 * len(pages._pages), pages.copied  # ten seconds, of which half pay for five pages
+    pages.worked(-2 * pages._credit)
+    pages.worked(LONG)
+    assert least / 2 <= pages.copied - before <= least / 2 + 1
+    assert not pages.done
 
 
 @needs_large_pages
