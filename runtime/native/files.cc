@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kBlockBytes = 1 << 20;
 constexpr long long kSecond = 1'000'000'000;  // ns
 constexpr long long kSettled = 50'000'000;    // ns; a younger change may share its time stamp with the next one
-constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1
+constexpr int kCollapse = 25;                 // MADV_COLLAPSE of Linux 6.1
 
 class Descriptor {
  public:
