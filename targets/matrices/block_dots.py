@@ -18,13 +18,17 @@ _AT_ONCE = 2  # groups of columns that are not looped over: more take no less ti
 
 def start_of(zero: int, stored: Any) -> Any:
     """int32x16: where a dot begins whose bytes stand for themselves less `zero`, from quantize_rows's start for 128."""
+    return start_from(zero, splat(stored), lambda number: splat(i32(number)))
+
+
+def start_from(zero: int, stored: Any, constant: Callable[[int], Any]) -> Any:
+    """The same as one number or several, as `stored` is; `constant` gives what is the same in all."""
     if not zero:
-        return splat(i32(0))
+        return constant(0)
     part = zero & -zero  # the power of two in it; a shift is exact, for what is stored are multiples of MIDDLE
-    start, less = splat(stored), (MIDDLE // part).bit_length() - 1
-    if less:
-        start = T.shift_right(start, splat(i32(less)))
-    return start if zero == part else start * splat(i32(zero // part))
+    less = (MIDDLE // part).bit_length() - 1
+    start = T.shift_right(stored, constant(less)) if less else stored
+    return start if zero == part else start * constant(zero // part)
 
 
 def start_times(zero: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, SUM_BLOCK, BlockFormat
+from llmc.targets.matrices.float_dots import scaled
 from llmc.targets.vector import fma, splat
 
 
@@ -21,17 +22,17 @@ def first_total(format: BlockFormat, columns: int) -> int:
 
 
 def add_sums(
-    total: Any, dots: list[Any], scales: list[Any], scale: Any, offset: Any = None, totals: list[Any] | None = None
-) -> Any:
-    """total (16,) plus a block's share of a row: scale * (sum of s * d) + offset * (sum of t), in this order.
+    total: Any, dots: list[Any], scales: list[Any], scale: Any, offset: Any = None, totals: list[Any] | None = None,
+    less: Any = None,
+) -> Any:  # fmt: skip
+    """total (16,) plus a block's share of a row: (scale * d) * s of each step, and offset * (sum of t), in this order.
 
-    d are the dots of each step, (16,) int32, s and t the activations' scale and total there.
+    d are the dots of each step, (16,) int32, s and t the activations' scale and total there. With `less` dots are as
+    float_dots.py has them.
     """
-    inner = None
     for dot, left_scale in zip(dots, scales, strict=True):
-        product = T.cast(dot, "float32x16")
-        inner = product * splat(left_scale) if inner is None else fma(product, splat(left_scale), inner)
-    total = fma(scale, inner, total)
+        product = T.cast(dot, "float32x16") * scale if less is None else scaled(dot, scale, less)
+        total = fma(product, splat(left_scale), total)
     if offset is None:
         return total
     assert totals is not None

@@ -107,13 +107,14 @@ Share = Callable[[Any], AbstractContextManager[Any]]
 class Many:
     """From `least` rows on a block has something better than groups: `whole`, of so many tiles `together`.
 
-    `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; what it emits
-    comes before all tiles.
+    `copied`: (left operands, first row, how many, share) -> those that `whole` takes in their place; `added`: (left
+    operands, first row, how many) -> what it takes behind them. What they emit comes before all tiles.
     """
 
     least: int
     whole: Whole
     copied: Callable[[list[Any], Any, Any, Share], list[Any]] | None = None
+    added: Callable[[list[Any], Any, Any], list[Any]] | None = None
     together: int = 1
 
 
@@ -159,8 +160,9 @@ class Product:
             return
         with T.If(count >= self.many.least):
             with T.Then():
-                copied = self.many.copied
+                copied, added = self.many.copied, self.many.added
                 own = bring() if copied is None else copied(left, start, count, share)
+                own = own if added is None else own + added(own, start, count)
                 emit(partial(whole, own), self.many.together)
             with T.Else():
                 emit(partial(in_some_groups, bring()), 1)

@@ -16,8 +16,10 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import MIDDLE, BlockFormat
-from llmc.targets.matrices.block_dots import add_dots, add_dots_of_tiles, start_of, start_times
+from llmc.targets.matrices.block_dots import add_dots, add_dots_of_tiles, start_from, start_of, start_times
+from llmc.targets.matrices.block_sums import first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.float_dots import BITS
 from llmc.targets.matrices.linear import Many, Results, Write, get, in_groups
 from llmc.targets.matrices.next_panel import NextPanel
 from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows, even_panels, through_panels
@@ -26,83 +28,117 @@ from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, i32, imported, splat
 
 _HALF = 16  # what a half byte is below
-# With two tiles, up to so many rows go through panels of so many chunks, and more through longer ones: measured.
-_FEW, _FEW_CHUNKS = 32, 4
+_IN_LINE = 2  # blocks of a chunk that are not looped over: LLVM mixes more, or those with minima, and spills their dots
+_FEW = 32  # rows, up to which the way for few is taken, where there are two: measured
 
 
 @dataclass(frozen=True)
-class _Group:
-    """What is multiplied at once: so many rows with so many tiles of outputs. Measured."""
+class _Way:
+    """How rows go through panels, `fewest` of them or more: measured.
+
+    So many rows are multiplied with so many tiles of outputs at once, and panels have up to so many chunks.
+    """
 
     rows: int
     tiles: int
+    chunks: int
+    fewest: int
+
+    @property
+    def floats(self) -> bool:
+        """Dots are read as floats: where there are registers for it."""
+        return self.tiles > 1
 
 
-def _group_of(target: Target) -> _Group | None:
-    if dots_any_bytes(target):
-        return _Group(8, 2)
-    return _Group(5, 1) if target.has("avx2") else None
+def _ways(target: Target) -> list[_Way]:
+    """The ways of so many rows, those for fewer rows first."""
+    fewest = target.knobs.panel_rows
+    if not fewest or not target.has("avx2"):
+        return []
+    if not dots_any_bytes(target):
+        return [_Way(5, 1, PANEL, fewest)]
+    few = [_Way(8, 2, 4, fewest)] if fewest <= _FEW else []
+    return [*few, _Way(7, 2, PANEL, max(fewest, _FEW + 1))]
 
 
 def many(target: Target, format: BlockFormat, columns: int) -> Many | None:
     """The products of many rows over so many columns; None where groups of unpacked weights do as well."""
-    group = _group_of(target)
-    if group is None or not target.knobs.panel_rows:
+    ways = _ways(target)
+    if not ways:
         return None
-    whole = partial(_multiply, target, format, columns, group)
-    return Many(target.knobs.panel_rows, whole, together=group.tiles)
+    whole = partial(_multiply, target, format, columns, ways)
+    starts = partial(_float_starts, target, format, columns) if ways[0].floats and format.whole else None
+    return Many(ways[0].fewest, whole, added=starts, together=ways[0].tiles)
+
+
+def _float_starts(
+    target: Target, format: BlockFormat, columns: int, left: list[Any], start: Any, count: Any
+) -> list[Any]:  # fmt: skip
+    """Where dots of rows `start` to `start + count` begin that are read as floats: int32 (rows, steps)."""
+    zero = Tile(target, format, None, columns, 0, quick=False).start_zero
+    steps, first = columns // step_of(format), first_total(format, columns)
+    starts = T.alloc_buffer((target.knobs.row_block, steps), "int32")
+    with T.serial(0, count) as row, T.serial(0, steps) as step:
+        begun = start_from(zero, left[2][start + row, first + step], i32)
+        T.buffer_store(starts, begun + i32(BITS), [row, step])
+    return [starts]
 
 
 def _multiply(
-    target: Target, format: BlockFormat, columns: int, group: _Group, buffers: list[Any], tiles: list[Any],
+    target: Target, format: BlockFormat, columns: int, ways: list[_Way], buffers: list[Any], tiles: list[Any],
     start: Any, count: Any, writes: list[Write],
 ) -> None:  # fmt: skip
-    """Rows `start` to `start + count` of `buffers` (codes, scales, sums or starts, weight) times tiles.
+    """Rows `start` to `start + count` of `buffers` (codes, scales, sums or starts, perhaps starts for floats, weight)
+    times tiles.
 
-    They are `panel_rows` at least.
+    They are as many as the first way asks for at least.
     """
     *left, weight = buffers
     readers = [Tile(target, format, weight, columns, tile, quick=False, asks=False) for tile in tiles]
-    fewest = target.knobs.panel_rows
 
-    def through(chunks: int, fewest: int) -> None:
-        dots = _Dots(target, readers, left[0], chunks)
-        products = _Products(dots, left, start, count, group, fewest, writes)
+    def through(way: _Way) -> None:
+        dots = _Dots(target, readers, left, way)
+        rows = [Rows(panel, left, start, count, target.knobs.row_block) for panel in dots.panels]
+        products = _Products(dots, rows, way, writes)
         with imported(*functions(target, dots.top)):
             through_panels(dots.panels, products.add, products.begin, products.unpacked)
 
-    if group.tiles == 1:
-        through(PANEL, fewest)
+    first, *others = ways
+    if not others:
+        through(first)
         return
-    with T.If(count <= _FEW):
+    (second,) = others
+    with T.If(count < second.fewest):
         with T.Then():
-            through(_FEW_CHUNKS, fewest)
+            through(first)
         with T.Else():
-            through(PANEL, max(fewest, _FEW + 1))
+            through(second)
 
 
 class _Dots:
-    """Panels of some tiles, and dots of rows of codes (M, words) with them."""
+    """Panels of some tiles, and dots of rows of `left` with them."""
 
-    def __init__(self, target: Target, readers: list[Tile], codes: Any, most: int) -> None:
-        self.target, self.codes, self.reader = target, codes, readers[0]
+    def __init__(self, target: Target, readers: list[Tile], left: list[Any], way: _Way) -> None:
+        self.target, self.left, self.way, self.reader = target, left, way, readers[0]
         top, self.signed = self.reader.top, self.reader.signed
         halved = not self.signed and top >= MIDDLE and sums_of_pairs(target, _HALF - 1) > 1
         self.pieces: list[Piece] = [_low, _high] if halved else [_as_it_is]
         self.top = _HALF - 1 if halved else top
         in_pairs = not self.signed and sums_of_pairs(target, self.top) > 1
         self.times = start_times(self.reader.zero) if self.reader.format.whole and in_pairs else 1
-        chunks = even_panels(self.reader.columns, most // len(self.pieces))
-        self.panels = [Panel(own, self.pieces, chunks, self.times) for own in readers]
+        chunks = even_panels(self.reader.columns, way.chunks // len(self.pieces))
+        self.panels = [Panel(own, self.pieces, chunks, self.times, way.floats) for own in readers]
 
     def starts(self, rows: Rows, numbers: list[Any], step: Any) -> list[Any]:
         """Where dots of some rows with a step begin, the same for all tiles."""
         if not self.reader.format.whole:
-            return [splat(i32(0)) for _ in numbers]
+            return [splat(i32(BITS if self.way.floats else 0)) for _ in numbers]
+        if self.way.floats:
+            return [splat(self.left[3][row - rows.start, step]) for row in numbers]
         stored = [rows.total(row, step) for row in numbers]
         return [splat(s) if self.times > 1 else start_of(self.reader.start_zero, s) for s in stored]
 
-    def of(self, starts: list[Any], row: Any, chunk: Any, at: Any, first: int, groups: int) -> list[Any]:
+    def of(self, starts: list[Any], row: Any, chunk: Any, at: Any, first: Any, groups: int) -> list[Any]:
         """Dots of each tile: `starts`, and rows from `row` on times `groups` words of a chunk, the panels' `at`-th."""
         column = chunk * WORDS + first
         if len(self.panels) > 1:
@@ -110,36 +146,32 @@ class _Dots:
             def words(group: Any) -> list[Any]:
                 return [panel.held_word(at, first + group) for panel in self.panels]
 
-            return add_dots_of_tiles(self.target, self.top, self.codes, row, column, groups, words, starts)
+            return add_dots_of_tiles(self.target, self.top, self.left[0], row, column, groups, words, starts)
         for piece in range(len(self.pieces)):
             own, times = self.panels[0].held_words(at, first, groups, piece), self.times * _HALF**piece
             found = add_dots(
-                self.target, self.top, self.codes, row, column, groups, own, starts, times, self.signed
+                self.target, self.top, self.left[0], row, column, groups, own, starts, times, self.signed
             )  # fmt: skip
             starts = [get(found, r) for r in range(len(starts))]
         return [found]
 
 
 class _Products:
-    """Rows `start` to `start + count` of `left` times tiles of outputs, one panel of these after another.
+    """Rows of a left side, as each tile of outputs has them, times these, one panel after another.
 
     `writes` take the sums of the tiles, a group of rows at a time.
     """
 
-    def __init__(
-        self, dots: _Dots, left: list[Any], start: Any, count: Any, group: _Group, fewest: int, writes: list[Write]
-    ) -> None:  # fmt: skip
-        self.dots, self.start, self.count, self.group, self.writes = dots, start, count, group, writes
-        self.fewest = fewest  # rows, at least
-        self.knobs = dots.target.knobs
-        self.rows = [Rows(panel, left, start, count, self.knobs.row_block) for panel in dots.panels]
-        groups = -(-self.knobs.row_block // group.rows)
-        self.ahead = [NextPanel(panel, groups, 1, group.tiles) for panel in dots.panels]
+    def __init__(self, dots: _Dots, rows: list[Rows], way: _Way, writes: list[Write]) -> None:
+        self.dots, self.rows, self.way, self.writes = dots, rows, way, writes
+        self.start, self.count = rows[0].start, rows[0].count
+        groups = -(-dots.target.knobs.row_block // way.rows)
+        self.ahead = [NextPanel(panel, groups, 1, way.tiles) for panel in dots.panels]
 
     def begin(self, first: Any, chunks: Any) -> None:
         """So many chunks from the first on are unpacked next: what is behind them is asked for from then on."""
         for ahead in self.ahead:
-            ahead.begin(first + chunks, T.ceildiv(self.count, self.group.rows), chunks)
+            ahead.begin(first + chunks, T.ceildiv(self.count, self.way.rows), chunks)
 
     def unpacked(self, number: int) -> None:
         """A chunk of one of the tiles has been unpacked."""
@@ -157,20 +189,27 @@ class _Products:
                     self._add_chunk(first + at, at, numbers, sums)
                 self._write(first + chunks, numbers, sums)
 
-        in_groups(self.dots.target, self.count, group, 0, self.group.rows, fewest=self.fewest)
+        in_groups(self.dots.target, self.count, group, 0, self.way.rows, fewest=self.way.fewest)
 
     def _add_chunk(self, chunk: Any, at: Any, numbers: list[Any], sums: list[Any]) -> None:
         """Add to sums of each tile what rows have with a chunk, the panels' `at`-th."""
         for ahead in self.ahead:
             ahead.ask()
-        first, groups = self.rows[0], self.rows[0].step // 4
-        for block in range(self.dots.panels[0].blocks):
-            found = []
-            for step in first.steps_of(block):
-                starts = self.dots.starts(first, numbers, chunk * first.steps + step)
-                found.append(self.dots.of(starts, numbers[0], chunk, at, step * groups, groups))
-            for number, rows in enumerate(self.rows):
-                rows.add_block(chunk, at, block, numbers, [dots[number] for dots in found], sums[number])
+        blocks = self.dots.panels[0].blocks
+        if not self.way.floats or (self.dots.reader.format.whole and blocks <= _IN_LINE):
+            for block in range(blocks):
+                self._add_block(chunk, at, block, numbers, sums)
+            return
+        with T.serial(0, blocks) as block:
+            self._add_block(chunk, at, block, numbers, sums)
+
+    def _add_block(self, chunk: Any, at: Any, block: Any, numbers: list[Any], sums: list[Any]) -> None:
+        first, groups, found = self.rows[0], self.rows[0].step // 4, []
+        for step in first.steps_of(block):
+            starts = self.dots.starts(first, numbers, chunk * first.steps + step)
+            found.append(self.dots.of(starts, numbers[0], chunk, at, step * groups, groups))
+        for number, rows in enumerate(self.rows):
+            rows.add_block(chunk, at, block, numbers, [dots[number] for dots in found], sums[number])
 
     def _ask_for_results(self, first: Any, numbers: list[Any]) -> None:
         """With the first panel, ask for the lines that sums will go to: they are far apart."""

@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import TILE
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.float_dots import less_of
 from llmc.targets.matrices.linear import Write, get, put
 from llmc.targets.vector import f32, held, lanes, registers, splat
 
@@ -39,15 +40,19 @@ def even_panels(columns: int, most: int) -> int:
 class Panel:
     """Pieces of the bytes of up to `chunks` chunks of a tile, with their scales and offsets as float32.
 
-    Scales are for dots that are taken so many `times`, a power of two; offsets are then none.
+    Scales are for dots that are taken so many `times`, a power of two; offsets are then none. `floats`: for dots that
+    are read as such (float_dots.py).
     """
 
-    def __init__(self, reader: Tile, pieces: list[Piece], chunks: int, times: int = 1) -> None:
+    def __init__(
+        self, reader: Tile, pieces: list[Piece], chunks: int, times: int = 1, floats: bool = False
+    ) -> None:  # fmt: skip
         self.reader, self.format, self.times = reader, reader.format, times
         self.pieces, self.chunks = pieces, chunks
         self.blocks = CHUNK // self.format.block  # of a chunk
         self.words = registers((len(pieces) * chunks * WORDS * TILE,), "int32")
         self.scales = registers((chunks * self.blocks * TILE,), "float32")
+        self.less = registers((chunks * self.blocks * TILE,), "float32") if floats else None
         self.offsets = None if self.format.whole else registers((chunks * self.blocks * TILE,), "float32")
 
     def unpack(self, chunk: Any, at: Any) -> None:
@@ -59,6 +64,8 @@ class Panel:
             scale = held(self.reader.scale(chunk, block))
             place = self._table(at, block)
             T.buffer_store(self.scales, scale if self.times == 1 else scale * splat(f32(1 / self.times)), [place])
+            if self.less is not None:
+                T.buffer_store(self.less, less_of(scale), [place])
             if self.offsets is not None:
                 T.buffer_store(self.offsets, self.reader.offset(chunk, block, scale), [place])
 
@@ -66,22 +73,23 @@ class Panel:
         """Where a piece of four columns of the `at`-th chunk begins, sixteen words."""
         return ((piece * self.chunks + at) * WORDS + group) * TILE
 
-    def held_words(self, at: Any, first: int, groups: int, piece: int) -> Iterator[Any]:
+    def held_words(self, at: Any, first: Any, groups: int, piece: int) -> Iterator[Any]:
         """A piece of each of `groups` groups of four columns of the `at`-th chunk, from the first on."""
-        for group in range(first, first + groups):
-            yield self.held_word(at, group, piece)
+        for group in range(groups):
+            yield self.held_word(at, first + group, piece)
 
     def held_word(self, at: Any, group: Any, piece: int = 0) -> Any:
         """A piece of a group of four columns of the `at`-th chunk."""
         return held(self.words[lanes(self.place(at, group, piece))], "int32")
 
-    def _table(self, at: Any, block: int) -> Any:
+    def _table(self, at: Any, block: Any) -> Any:
         return lanes((at * self.blocks + block) * TILE)
 
-    def tables(self, at: Any, block: int) -> tuple[Any, Any]:
-        """Scale and offset, float32x16, of a block of the `at`-th chunk."""
+    def tables(self, at: Any, block: Any) -> tuple[Any, Any, Any]:
+        """Scale, offset and `less`, float32x16, of a block of the `at`-th chunk; None: there is no such."""
         place = self._table(at, block)
-        return self.scales[place], None if self.offsets is None else self.offsets[place]
+        offset, less = (None if table is None else table[place] for table in (self.offsets, self.less))
+        return self.scales[place], offset, less
 
 
 class Rows:
@@ -107,19 +115,19 @@ class Rows:
         for r in range(rows):
             T.buffer_store(self.sums, get(acc, r), [lanes((row + r) * TILE)])
 
-    def steps_of(self, block: int) -> range:
+    def steps_of(self, block: Any) -> list[Any]:
         """The steps of a chunk that are of a block."""
         each = self.steps // self.panel.blocks
-        return range(block * each, (block + 1) * each)
+        return [block * each + step for step in range(each)]
 
-    def add_block(self, chunk: Any, at: Any, block: int, left_rows: list[Any], dots: list[Any], acc: Any) -> None:
+    def add_block(self, chunk: Any, at: Any, block: Any, left_rows: list[Any], dots: list[Any], acc: Any) -> None:
         """Add dots of each step of a block of the panel's `at`-th chunk, with rows of the left, to sums."""
-        scale, offset = self.panel.tables(at, block)
+        scale, offset, less = self.panel.tables(at, block)
         for r, row in enumerate(left_rows):
             scales, totals = self._of_row(row, chunk * self.steps, self.steps_of(block))
-            put(acc, r, add_sums(get(acc, r), [get(dot, r) for dot in dots], scales, scale, offset, totals))
+            put(acc, r, add_sums(get(acc, r), [get(dot, r) for dot in dots], scales, scale, offset, totals, less))
 
-    def _of_row(self, row: Any, first: Any, steps: range) -> tuple[list[Any], list[Any] | None]:
+    def _of_row(self, row: Any, first: Any, steps: list[Any]) -> tuple[list[Any], list[Any] | None]:
         """Scales and totals of a row in some steps from the first on."""
         scales = self.left[1]
         found = [scales[row, T.floordiv((first + step) * self.step, self.panel.format.left_block)] for step in steps]
