@@ -16,6 +16,7 @@ class Knobs:
     row_block: int = 128  # rows whose activations stay in the second-level cache while weights stream
     row_group: int = 0  # rows that share each weight register; 0: what the target has registers for
     tile_rows: int = 8  # from so many rows on tile registers are used where there are some; 0: never
+    pair_rows: int = 4  # from so many rows on two tiles of outputs share what is loaded of the rows; 0: never
     panel_rows: int = 9  # from so many rows on weights are unpacked once for all, where vectors multiply; 0: never
 
 
@@ -28,6 +29,7 @@ CANDIDATES: dict[str, tuple[int, ...]] = {
     "row_block": (32, 64, 128, 256, 512),
     "row_group": (0, 2, 4, 5, 6, 7, 8),
     "tile_rows": (0, 4, 7, 8, 9, 10, 12, 16, 24),
+    "pair_rows": (0, 3, 4, 6, 9),
     "panel_rows": (0, 6, 7, 9, 12, 24),
 }
 

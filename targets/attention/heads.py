@@ -36,7 +36,7 @@ def head_linear(kind: str, target: Target, shapes: list[Any], attrs: dict[str, A
 
         return reduce
 
-    return template(target, shapes, replace(product, body=body, many=None))
+    return template(target, shapes, replace(product, body=body, ways=()))
 
 
 def latent_rows(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -14,11 +14,11 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.formats import BlockFormat, block_format
 from llmc.compiler.formats.layout import SPREAD
 from llmc.targets import tiles
-from llmc.targets.matrices import panel_linear, tile_linear
+from llmc.targets.matrices import panel_linear, tile_linear, two_tiles
 from llmc.targets.matrices.block_dots import add_dots, start_of
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
-from llmc.targets.matrices.linear import MORE_ROWS, Product, Reduce, f32_linear, get, put, template, zeros
+from llmc.targets.matrices.linear import MORE_ROWS, Many, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import functions
 from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes, f32, fma, i32, imported, splat, widened
@@ -34,12 +34,20 @@ def i8_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx.
 def i8_product(target: Target, format: BlockFormat, columns: int) -> Product:
     """The product of i8_linear over so many columns, padding among them."""
     usual, more = _group(target, format)
-    many = None
+    ways = _ways(target, format, columns)
+    return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, ways)
+
+
+def _ways(target: Target, format: BlockFormat, columns: int) -> tuple[Many, ...]:
+    """The ways of more rows than go in groups of one tile, that for most of them first."""
+    few = two_tiles.few(target, format, columns)
     if tiles.are_there(target) and target.knobs.tile_rows:
-        many = tile_linear.many(target, format, columns)
+        many: Many | None = tile_linear.many(target, format, columns)
     else:
-        many = panel_linear.many(target, format, columns)
-    return Product([*left_types(format), "int32"], i8_body(target, format, columns), more, usual, many)
+        many = panel_linear.many(target, format, columns, 1 if few is None else two_tiles.MOST + 1)
+    if few is not None and many is not None and few.least >= many.least:
+        few = None
+    return tuple(way for way in (many, few) if way is not None)
 
 
 def left_types(format: BlockFormat) -> list[str]:

@@ -99,7 +99,7 @@ class Tile:
         per_record = self.format.columns // CHUNK
         return 0 if per_record == 1 else T.floormod(chunk, per_record) * per_chunk
 
-    def _block(self, chunk: Any, block: int) -> Any:
+    def _block(self, chunk: Any, block: Any) -> Any:
         """Number of the chunk's block in its record."""
         return self._inside(chunk, CHUNK // self.format.block) + block
 
@@ -122,7 +122,35 @@ class Tile:
             shift, start = shift + bits, start + bits * TILE
         return out
 
-    def _unit(self, chunk: Any, unit: int) -> Any:
+    @property
+    def by_registers(self) -> bool:
+        """Whether codes of each register of the first plane are unpacked without those of its others."""
+        first, *more = self.format.planes
+        looked_up = self.table is not None and not permutes_bytes(self.target)
+        plain = first not in SPREAD and all(bits == 1 for bits in more)
+        return plain and self.format.unit == 4 * GROUPS and not looked_up and not self.signed
+
+    def of_register(self, chunk: Any, unit: Any, register: Any) -> Iterator[Any]:
+        """Where codes are read `by_registers`: what is `multiplied` of each group of one register, the first one first.
+
+        Groups of register r are r, r + b, r + 2 b and so on, b: bits of each. The numbers may be loop variables.
+        """
+        start = self._unit(chunk, unit)
+        first, *more = self.format.planes
+        own = [self._load(start + register * TILE)]
+        bits = [self._load(start + (first + above) * TILE) for above in range(len(more))]
+        bits = [held(T.shift_right(plane, splat(T.cast(register, "int32"))), "int32") for plane in bits]
+        exact = self.table is None or bool(more)
+        for at in range(0, 8, first):
+            word = _moved(own, 0, at, first, 0)
+            if exact and first < 8:
+                word = T.bitwise_and(word, _bytes_of((1 << first) - 1))
+            for above, _ in enumerate(bits, first):
+                bit = T.bitwise_and(_moved(bits, above - first, at, 1, above), _bytes_of(1 << above))
+                word = T.bitwise_or(word, bit)
+            yield held(word if self.table is None else lookup(self.target, self.table, word), "int32")
+
+    def _unit(self, chunk: Any, unit: Any) -> Any:
         """Index of a unit of the chunk."""
         units = CHUNK // self.format.unit
         return self._at(chunk, (self._inside(chunk, units) + unit) * sum(self.format.planes) * TILE)
@@ -193,7 +221,7 @@ class Tile:
         for word in self.values(chunk):
             yield held(T.bitwise_xor(word, _bytes_of(MIDDLE)), "int32") if self.signed else word
 
-    def scale(self, chunk: Any, block: int) -> Any:
+    def scale(self, chunk: Any, block: Any) -> Any:
         """float32x16 scales of the chunk's block; without the row's for the "row" kind."""
         format = self.format
         if format.scale == "row":
@@ -204,7 +232,7 @@ class Tile:
             return self._halves(self._at(chunk, format.code_words + self._block(chunk, block) * 8))
         return self._supers(chunk) * self._sub(chunk, block, 0)
 
-    def offset(self, chunk: Any, block: int, scale: Any) -> Any:
+    def offset(self, chunk: Any, block: Any, scale: Any) -> Any:
         """float32x16 offsets of the chunk's block, whose scale is given."""
         format = self.format
         if format.whole:
@@ -234,7 +262,7 @@ class Tile:
         both = 2 if format.offset == "minimum" and format.sub_bits == 8 else 1
         return self._at(chunk, format.code_words + subs * both + which * 8)
 
-    def _sub(self, chunk: Any, block: int, which: int) -> Any:
+    def _sub(self, chunk: Any, block: Any, which: int) -> Any:
         """float32x16 sub-scales (0) or sub-minima (1)."""
         format = self.format
         blocks = format.columns // format.block

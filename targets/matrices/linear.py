@@ -43,8 +43,8 @@ def f32_linear(target: Target, shapes: list[Any], attrs: dict[str, Any]) -> tirx
 def f32_product(target: Target, columns: int) -> Product:
     """The product of f32_linear."""
     usual, more = known_rows(target, _ROWS_OF_F32)
-    many = _many_f32(target, columns) if target.has("avx512f") else None
-    return Product(["float32", "float32"], f32_body(columns), more, usual, many)
+    ways = (_many_f32(target, columns),) if target.has("avx512f") else ()
+    return Product(["float32", "float32"], f32_body(columns), more, usual, ways)
 
 
 def f32_body(columns: int) -> Callable[[list[Any]], Reduce]:
@@ -122,21 +122,22 @@ class Many:
 class Product:
     """How rows are multiplied with a tile of outputs.
 
-    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`.
+    `body`: buffers of `dtypes` -> the reduction. `more` and `usual` are for `in_groups`. `ways`: of more rows, that for
+    most of them first.
     """
 
     dtypes: list[str]
     body: Callable[[list[Any]], Reduce]
     more: int = MORE_ROWS
     usual: int | None = None
-    many: Many | None = None
+    ways: tuple[Many, ...] = ()
 
     def each_way(
         self, target: Target, left: list[Any], start: Any, count: Any, share: Share,
         emit: Callable[[RowsOfTiles, int], None], brought: Callable[[], list[Any]] | None = None,
     ) -> None:  # fmt: skip
-        """`emit(rows_of_tiles, together)` for rows `start` to `start + count`: once for few of them, and once for many,
-        if that is another way; so many tiles are asked for together. How many rows there are decides which is run.
+        """`emit(rows_of_tiles, together)` for rows `start` to `start + count`: once for few of them, and once for each
+        way; so many tiles are asked for together. How many rows there are decides which is run.
 
         `brought()` emits what makes of left operands, which lie somewhere, rows that can be multiplied; None: they can.
         """
@@ -149,23 +150,28 @@ class Product:
             def group(row: Any, rows: int) -> None:
                 write(reduce(tile, start + row, rows), start + row, rows)
 
-            in_groups(target, count, group, self.more, self.usual)
+            in_groups(target, count, group, self.more, self.usual, most=self.ways[-1].least - 1 if self.ways else None)
 
-        def whole(own: list[Any], weight: Any, tiles: list[Any], writes: list[Write]) -> None:
-            assert self.many is not None
-            self.many.whole([*own, weight], tiles, start, count, writes)
+        def in_its_way(way: Many) -> None:
+            own = bring() if way.copied is None else way.copied(left, start, count, share)
+            own = own if way.added is None else own + way.added(own, start, count)
 
-        if self.many is None:
-            emit(partial(in_some_groups, bring()), 1)
-            return
-        with T.If(count >= self.many.least):
-            with T.Then():
-                copied, added = self.many.copied, self.many.added
-                own = bring() if copied is None else copied(left, start, count, share)
-                own = own if added is None else own + added(own, start, count)
-                emit(partial(whole, own), self.many.together)
-            with T.Else():
+            def whole(weight: Any, tiles: list[Any], writes: list[Write]) -> None:
+                way.whole([*own, weight], tiles, start, count, writes)
+
+            emit(whole, way.together)
+
+        def choose(ways: tuple[Many, ...]) -> None:
+            if not ways:
                 emit(partial(in_some_groups, bring()), 1)
+                return
+            with T.If(count >= ways[0].least):
+                with T.Then():
+                    in_its_way(ways[0])
+                with T.Else():
+                    choose(ways[1:])
+
+        choose(self.ways)
 
 
 def template(target: Target, shapes: list[Any], product: Product) -> tirx.PrimFunc:
@@ -211,40 +217,42 @@ def group_rows(target: Target, usual: int | None = None) -> int:
 
 def in_groups(
     target: Target, count: Any, emit: Callable[[Any, int], None], more: int = MORE_ROWS, usual: int | None = None,
-    fewest: int = 1,
+    fewest: int = 1, most: int | None = None,
 ) -> None:  # fmt: skip
-    """`emit(first row, rows)` for `count` rows, at least `fewest`, in groups of about one size.
+    """`emit(first row, rows)` for `count` rows, `fewest` to `most`, in groups of about one size.
 
     It is `group_rows(target, usual)`. Few rows go in groups of up to `more` above the usual: once more through the
     weights costs more than a few registers too many.
     """
     many = group_rows(target, usual)
-    most = many + more
-    if isinstance(count, int | tirx.IntImm) and int(count) <= most:
+    largest = many + more
+    if most is not None:
+        many, largest = min(many, most), min(largest, most)
+    if isinstance(count, int | tirx.IntImm) and int(count) <= largest:
         return emit(0, int(count))
     groups, each, larger = (registers((1,), "int64") for _ in range(3))
-    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * most, most, many)), "int64"), [0])
+    T.buffer_store(groups, T.cast(T.ceildiv(count, T.Select(count <= 2 * largest, largest, many)), "int64"), [0])
     T.buffer_store(each, T.truncdiv(T.cast(count, "int64"), T.max(groups[0], tirx.const(1, "int64"))), [0])
     T.buffer_store(larger, T.cast(count, "int64") - each[0] * groups[0], [0])
     with T.serial(0, groups[0]) as group:
         first, here = registers((1,), "int64"), registers((1,), "int64")
         T.buffer_store(first, group * each[0] + T.min(group, larger[0]), [0])
         T.buffer_store(here, each[0] + T.Select(group < larger[0], tirx.const(1, "int64"), tirx.const(0, "int64")), [0])
-        for size in _sizes(many, most, fewest):
+        for size in _sizes(many, largest, fewest):
             with T.If(here[0] == size), T.Then():
                 emit(first[0], size)
     return None
 
 
-def _sizes(many: int, most: int, fewest: int) -> list[int]:
+def _sizes(many: int, largest: int, fewest: int) -> list[int]:
     """The sizes of groups that so many rows and more may be in.
 
     >>> _sizes(5, 5, 12), _sizes(3, 4, 1)
     ([4, 5], [1, 2, 3, 4])
     """
     found = set()
-    for count in range(fewest, fewest + most * most + 2 * most):
-        each, larger = divmod(count, -(-count // (most if count <= 2 * most else many)))
+    for count in range(fewest, fewest + largest * largest + 2 * largest):
+        each, larger = divmod(count, -(-count // (largest if count <= 2 * largest else many)))
         found |= {each, each + (larger > 0)}
     return sorted(found)
 

@@ -16,10 +16,10 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import MIDDLE, BlockFormat
-from llmc.targets.matrices.block_dots import add_dots, add_dots_of_tiles, start_from, start_of, start_times
-from llmc.targets.matrices.block_sums import first_total, step_of
+from llmc.targets.matrices.block_dots import add_dots, add_dots_of_tiles, start_of, start_times
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.float_dots import BITS
+from llmc.targets.matrices.float_starts import added_starts
 from llmc.targets.matrices.linear import Many, Results, Write, get, in_groups
 from llmc.targets.matrices.next_panel import NextPanel
 from llmc.targets.matrices.panels import PANEL, WORDS, Panel, Piece, Rows, even_panels, through_panels
@@ -50,38 +50,25 @@ class _Way:
         return self.tiles > 1
 
 
-def _ways(target: Target) -> list[_Way]:
+def _ways(target: Target, least: int) -> list[_Way]:
     """The ways of so many rows, those for fewer rows first."""
-    fewest = target.knobs.panel_rows
-    if not fewest or not target.has("avx2"):
+    if not target.knobs.panel_rows or not target.has("avx2"):
         return []
+    fewest = max(least, target.knobs.panel_rows)
     if not dots_any_bytes(target):
         return [_Way(5, 1, PANEL, fewest)]
     few = [_Way(8, 2, 4, fewest)] if fewest <= _FEW else []
     return [*few, _Way(7, 2, PANEL, max(fewest, _FEW + 1))]
 
 
-def many(target: Target, format: BlockFormat, columns: int) -> Many | None:
-    """The products of many rows over so many columns; None where groups of unpacked weights do as well."""
-    ways = _ways(target)
+def many(target: Target, format: BlockFormat, columns: int, least: int = 1) -> Many | None:
+    """The products of many rows, `least` or more, over so many columns; None where groups of rows do as well."""
+    ways = _ways(target, least)
     if not ways:
         return None
     whole = partial(_multiply, target, format, columns, ways)
-    starts = partial(_float_starts, target, format, columns) if ways[0].floats and format.whole else None
+    starts = added_starts(target, format, columns) if ways[0].floats else None
     return Many(ways[0].fewest, whole, added=starts, together=ways[0].tiles)
-
-
-def _float_starts(
-    target: Target, format: BlockFormat, columns: int, left: list[Any], start: Any, count: Any
-) -> list[Any]:  # fmt: skip
-    """Where dots of rows `start` to `start + count` begin that are read as floats: int32 (rows, steps)."""
-    zero = Tile(target, format, None, columns, 0, quick=False).start_zero
-    steps, first = columns // step_of(format), first_total(format, columns)
-    starts = T.alloc_buffer((target.knobs.row_block, steps), "int32")
-    with T.serial(0, count) as row, T.serial(0, steps) as step:
-        begun = start_from(zero, left[2][start + row, first + step], i32)
-        T.buffer_store(starts, begun + i32(BITS), [row, step])
-    return [starts]
 
 
 def _multiply(

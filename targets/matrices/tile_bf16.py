@@ -40,7 +40,7 @@ def tile_product(target: Target, pairs: int) -> Product:
                 with T.If(T.ceildiv(here, tiles.ROWS) == groups), T.Then():
                     _multiply(target, pairs, x, weight, tile, start + first, here, groups, write)
 
-    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=_GROUP, many=Many(_LEAST, many))
+    return Product(["int32", "int32"], _body(target, pairs), more=0, usual=_GROUP, ways=(Many(_LEAST, many),))
 
 
 def _multiply(

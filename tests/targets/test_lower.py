@@ -57,7 +57,7 @@ def test_an_unpacked_module_is_refused_by_name() -> None:
 @pytest.mark.parametrize("near", [0, 2048])
 def test_weights_of_few_rows_are_asked_for_far_ahead_and_nearer(near: int) -> None:
     """Into the second-level cache (2, as LLVM counts) and into the first (3): how many bytes ahead, of each line."""
-    knobs = Knobs(few_rows=0, prefetch_far_bytes=8192, prefetch_near_bytes=near, tile_rows=0, panel_rows=0)
+    knobs = Knobs(few_rows=0, prefetch_far_bytes=8192, prefetch_near_bytes=near, tile_rows=0, pair_rows=0, panel_rows=0)
     target = replace(targets.variants("x86_64")[0], knobs=knobs)
     rows, format = tirx.Var("m", "int64"), block_format("q4_0")
     left = [[rows, part.shape[1]] for part in left_of(format, np.zeros((1, 128), np.float32))]

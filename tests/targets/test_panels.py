@@ -46,8 +46,8 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 def in_groups(target: Target) -> Target:
-    """The same without panels."""
-    found = replace(target, knobs=replace(target.knobs, panel_rows=0))
+    """The same without panels, and with a tile at a time."""
+    found = replace(target, knobs=replace(target.knobs, pair_rows=0, panel_rows=0))
     assert not has_panels(found)
     return found
 
@@ -72,7 +72,7 @@ def test_panels_give_the_bits_of_groups(format: str, target: Target) -> None:
 
 
 def test_a_row_has_the_same_bits_alone(target: Target) -> None:
-    case = many_rows("q4_0", rows=target.knobs.panel_rows + 1, width=20)
+    case = many_rows("q4_0", rows=target.knobs.panel_rows + 4, width=20)
     (together,) = run(case, target)
     *left, weight = case.arrays
     for row in range(0, len(together), 4):
