@@ -53,7 +53,8 @@ def _multiply(
     """
     *left, weight = buffers
     with imported(_UNKNOWN):
-        two = _TwoTiles([Tile(target, format, weight, columns, tile, quick=False, asks=False) for tile in tiles], left)
+        own = [Tile(target, format, weight, columns, tile, quick=False, asks=False) for tile in tiles]
+        two = _TwoTiles(own, left, start)
 
         def group(row: Any, rows: int) -> None:
             two.multiply(start + row, [lanes((row + r) * TILE) for r in range(rows)], writes)
@@ -62,10 +63,10 @@ def _multiply(
 
 
 class _TwoTiles:
-    """Two tiles, and groups of rows of `left` that are multiplied with them."""
+    """Two tiles, and groups of rows of `left` that are multiplied with them; starts for floats: from row `start`."""
 
-    def __init__(self, tiles: list[Tile], left: list[Any]) -> None:
-        self.tiles, self.left = tiles, left
+    def __init__(self, tiles: list[Tile], left: list[Any], start: Any) -> None:
+        self.tiles, self.left, self.start = tiles, left, start
         self.target, self.format, self.columns = tiles[0].target, tiles[0].format, tiles[0].columns
         self.top, self.step = tiles[0].top, step_of(self.format)
         # Indexed by a row's number, which LLVM does not know: it would have some in registers, and dots on the stack.
@@ -115,7 +116,7 @@ class _TwoTiles:
         codes = self.left[0]
         dots = [registers((rows * TILE,), "int32") for _ in self.tiles]
         for r in range(rows):
-            start = splat(self.left[3][row + r, number] if self.format.whole else i32(BITS))
+            start = splat(self.left[3][row + r - self.start, number] if self.format.whole else i32(BITS))
             for own in dots:
                 put(own, r, start)
         for part in range(self.step // BLOCK):

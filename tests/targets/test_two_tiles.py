@@ -79,7 +79,7 @@ def test_two_tiles_give_the_bits_of_one(format: str) -> None:
     ids=str,
 )
 def test_more_rows_than_a_group_has_go_in_several(knobs: dict[str, int]) -> None:
-    case = few_rows("q4", rows=43, width=33)
+    case = few_rows("q4_0", rows=39, width=33)
     np.testing.assert_array_equal(run(case, with_knobs(**knobs))[0], run(case, one_tile())[0])
 
 
