@@ -150,7 +150,8 @@ class Product:
             def group(row: Any, rows: int) -> None:
                 write(reduce(tile, start + row, rows), start + row, rows)
 
-            in_groups(target, count, group, self.more, self.usual, most=self.ways[-1].least - 1 if self.ways else None)
+            most = max(1, self.ways[-1].least - 1) if self.ways else None
+            in_groups(target, count, group, self.more, self.usual, most=most)
 
         def in_its_way(way: Many) -> None:
             own = bring() if way.copied is None else way.copied(left, start, count, share)

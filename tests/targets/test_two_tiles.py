@@ -75,7 +75,13 @@ def test_two_tiles_give_the_bits_of_one(format: str) -> None:
 @HERE
 @pytest.mark.parametrize(
     "knobs",
-    [{"panel_rows": 0}, {"panel_rows": 0, "row_group": 4}, {"prefetch_far_bytes": 0}, {"row_block": 32}],
+    [
+        {"pair_rows": 1},
+        {"panel_rows": 0},
+        {"panel_rows": 0, "row_group": 4},
+        {"prefetch_far_bytes": 0},
+        {"row_block": 32},
+    ],
     ids=str,
 )
 def test_more_rows_than_a_group_has_go_in_several(knobs: dict[str, int]) -> None:
