@@ -16,7 +16,7 @@ from llmc.targets import target as targets
 from llmc.targets.knobs import Knobs
 from llmc.targets.matrices import two_tiles
 from llmc.targets.target import Target
-from llmc.targets.vector import dots_any_bytes
+from llmc.targets.vector import dots_any_bytes, permutes_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
@@ -27,7 +27,7 @@ WIDE = targets.native(FLAGS)
 COLUMNS = 64 * 12  # three records of the K formats
 HERE = pytest.mark.skipif(not dots_any_bytes(WIDE), reason="not on this CPU")
 
-VBMI = targets.native(FLAGS | {"avx512f", "avx512bw", "avx512_vnni", "avx512vbmi"})
+VBMI = next(target for target in targets.variants("x86_64") if target.name == "cpu-avx512_vbmi")  # whatever CPU is here
 KNOWN = [
     name
     for name, format in FORMATS.items()
@@ -63,7 +63,9 @@ def test_formats_with_four_bits_in_a_plane_are_known() -> None:
 @pytest.mark.parametrize("format", KNOWN)
 def test_two_tiles_give_the_bits_of_one(format: str) -> None:
     two = with_knobs(pair_rows=2)
-    assert two_tiles.few(two, block_format(format), COLUMNS) is not None
+    if two_tiles.few(two, block_format(format), COLUMNS) is None:
+        assert not permutes_bytes(two)
+        pytest.skip("looked up: not on this CPU")
     whole = few_rows(format, rows=two_tiles.MOST)
     (wanted,) = run(whole, one_tile())
     *left, weight = whole.arrays
