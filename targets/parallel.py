@@ -22,13 +22,16 @@ define i32 @llmc_align_stack() alwaysinline {
 """
 
 
-# Says that every vector register of AVX-512 is written.
-_FORGOTTEN = f"""
+
+def _forgotten(registers: list[str]) -> str:
+    """Says that these registers are written."""
+    return f"""
 define i32 @llmc_forget_registers() alwaysinline {{
-  call void asm sideeffect "", "{",".join(f"~{{zmm{number}}}" for number in range(32))}"()
+  call void asm sideeffect "", "{",".join(f"~{{{register}}}" for register in registers)}"()
   ret i32 0
 }}
 """
+
 
 # Threads take turns from a number that they share; which of them takes which does not matter.
 _TAKE = """
@@ -48,8 +51,10 @@ def forget_registers(target: Target) -> None:
     LLVM loads the constants of a loop ahead of it. So those of what is done at the end of each turn are held, or
     spilled and fetched, all through the loops before it, which need the registers.
     """
-    if target.has("avx512f"):
-        with imported(_FORGOTTEN):
+    kinds = {"avx512f": [f"zmm{number}" for number in range(32)], "avx2": [f"ymm{number}" for number in range(16)]}
+    known = next((registers for flag, registers in kinds.items() if target.has(flag)), None)
+    if known is not None:
+        with imported(_forgotten(known)):
             T.evaluate(T.call_extern("int32", "llmc_forget_registers"))
 
 

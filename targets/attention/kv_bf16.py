@@ -7,6 +7,7 @@ one, and elsewhere the two multiplications that it stands for, with the same bit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -78,7 +79,8 @@ class Bf16Pages(Pages):
         """K (E * 16,) of one head of a page: of each element, sixteen tokens."""
         x = registers((2 * self.pairs * PAGE,), "float32")
         with T.serial(0, self.pairs) as pair:
-            for half, value in enumerate(reversed(_apart(held(self._words(page, 0, head, pair * PAGE), "int32")))):
+            words = held(self._words(page, 0, head, pair * PAGE), "int32")
+            for half, value in enumerate((_even(words), _odd(words))):
                 T.buffer_store(x, value, [lanes((pair * 2 + half) * PAGE)])
         return x
 
@@ -109,11 +111,16 @@ class Bf16Pages(Pages):
         for place, half in enumerate((odd, even)):
             T.buffer_store(queries, f32(0) if half is None else widened(half), [at + pair * 2 + place])
 
-    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+    def key_unit(self, page: Any, head: Any, unit: Any) -> Iterator[Any]:
         """The unit-th `unit` elements of K of sixteen tokens: pairs of them in words, or one by one."""
-        pairs = self.unit if self.paired else self.unit // 2
-        words = [held(self._words(page, 0, head, (unit * pairs + p) * PAGE), "int32") for p in range(pairs)]
-        return words if self.paired else [half for word in words for half in _apart(word)]
+        count = self.unit if self.paired else self.unit // 2
+        for p in range(count):
+            word = held(self._words(page, 0, head, (unit * count + p) * PAGE), "int32")
+            if self.paired:
+                yield word
+            else:
+                yield _odd(word)
+                yield _even(word)
 
     def multiply(self, x: Any, y: Any, total: Any) -> Any:
         """total plus x, of a query or of weights, times what K or V has."""
@@ -167,19 +174,23 @@ class Bf16Pages(Pages):
 
     def mixed(
         self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any
-    ) -> list[tuple[Any, list[Any]]]:
+    ) -> Iterator[tuple[Any, list[Any]]]:
         """(index of a weight, `count` registers of values that it is multiplied with), of one step.
 
-        The second token of the last pair, if it was never written, may be any number: zero is taken.
+        The second token of the last pair, if it was never written, may be any number: zero is taken. `tokens` of None:
+        all of the page were written.
         """
-        both = step * 2 + 1 < tokens
         words = self._value_words(page, head, step, register, count)
+        both = None if tokens is None else step * 2 + 1 < tokens
         if self.paired:
-            mask = T.Select(both, i32(-1), i32(0xFFFF))
-            return [(step, [held(T.bitwise_and(word, splat(mask)), "int32") for word in words])]
-        mask = T.Select(both, i32(HIGH), i32(0))
-        odd, even = zip(*(_apart(word, mask) for word in words), strict=True)
-        return [(step * 2 + 1, list(odd)), (step * 2, list(even))]
+            if both is not None:
+                mask = splat(T.Select(both, i32(-1), i32(0xFFFF)))
+                words = [held(T.bitwise_and(word, mask), "int32") for word in words]
+            yield step, words
+            return
+        mask = None if both is None else T.Select(both, i32(HIGH), i32(0))
+        yield step * 2 + 1, [_odd(word, mask) for word in words]
+        yield step * 2, [_even(word) for word in words]
 
     def _value_words(self, page: Any, head: Any, step: Any, register: Any, count: int) -> list[Any]:
         start = step * self.size
@@ -201,8 +212,12 @@ class Bf16Pages(Pages):
         T.buffer_store(self.buffer, T.cast(bits, "uint16"), [page, side, head, at])
 
 
-def _apart(words: Any, mask: Any = None) -> list[Any]:
-    """The odd ones of sixteen pairs, less what a mask hides, and the even ones: float32x16."""
+def _odd(words: Any, mask: Any = None) -> Any:
+    """The odd ones of sixteen pairs, less what a mask hides, float32x16."""
     odd = T.bitwise_and(words, splat(i32(HIGH) if mask is None else mask))
-    even = T.shift_left(words, splat(i32(16)))
-    return [held(T.reinterpret(half, dtype="float32x16")) for half in (odd, even)]
+    return held(T.reinterpret(odd, dtype="float32x16"))
+
+
+def _even(words: Any) -> Any:
+    """The even ones."""
+    return held(T.reinterpret(T.shift_left(words, splat(i32(16))), dtype="float32x16"))

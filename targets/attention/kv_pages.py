@@ -79,8 +79,8 @@ class Pages:
         """Sixteen lanes that the products of a query are added to."""
         return splat(f32(0))
 
-    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
-        """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
+    def key_unit(self, page: Any, head: Any, unit: Any) -> Iterator[Any]:
+        """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens, emitted as they are asked for."""
         raise NotImplementedError
 
     def multiply(self, x: Any, y: Any, total: Any) -> Any:
@@ -126,9 +126,12 @@ class Pages:
 
     def mixed(
         self, page: Any, head: Any, step: Any, register: Any, count: int, tokens: Any
-    ) -> list[tuple[Any, list[Any]]]:
-        """(index of a weight, `count` registers of values that it is multiplied with), of one step."""
-        return [(step, self.values(page, head, step, register, count))]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        """(index of a weight, `count` registers of values that it is multiplied with), of one step.
+
+        Emitted as they are asked for; `tokens`: how many of the page were written, None: all.
+        """
+        yield step, self.values(page, head, step, register, count)
 
     def values(self, page: Any, head: Any, token: Any, register: Any, count: int) -> list[Any]:
         """`count` registers of a token's value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -41,9 +42,10 @@ class PlainPages(Pages):
         """What a page has of K (side 0) or V (side 1) of a head: index in the page, elements, bytes of an element."""
         return [side, head, 0], self.size * PAGE, 4
 
-    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+    def key_unit(self, page: Any, head: Any, unit: Any) -> Iterator[Any]:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
-        return [held(self._load(page, 0, head, (unit * self.unit + e) * PAGE)) for e in range(self.unit)]
+        for e in range(self.unit):
+            yield held(self._load(page, 0, head, (unit * self.unit + e) * PAGE))
 
     def column(self, register: Any) -> Any:
         """The first column of a register of a value; the last two may overlap."""

@@ -151,10 +151,9 @@ class Q4Pages(CodePages):
         """Sixteen lanes that the products of a query vector are added to."""
         return splat(self.sums[vector] * f32(-31.5))
 
-    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+    def key_unit(self, page: Any, head: Any, unit: Any) -> Iterator[Any]:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
         rows = [held(self._wide(page, 0, head, TABLE + (unit * 3 + row) * PAGE), "int32") for row in range(3)]
-        keys = []
         for e in range(4):
             pair, top = rows[e // 2], rows[2]
             four = T.shift_right(pair, splat(i32(4))) if e % 2 else T.bitwise_and(pair, splat(i32(15)))
@@ -162,8 +161,7 @@ class Q4Pages(CodePages):
             if shift:
                 top = (T.shift_left if shift > 0 else T.shift_right)(top, splat(i32(abs(shift))))
             six = T.bitwise_or(four, T.bitwise_and(top, splat(i32(48))))
-            keys.append(held(T.cast(six, "float32x16")))
-        return keys
+            yield held(T.cast(six, "float32x16"))
 
     def spans(self, most: int) -> Iterator[tuple[int, int, int]]:
         """(first register, how many blocks, registers in a block) of what a value's W elements are summed in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -50,10 +51,11 @@ class Q8Pages(CodePages):
             T.buffer_store(codes, round_int(value), [lanes(step * LANES)])
         return codes
 
-    def key_unit(self, page: Any, head: Any, unit: Any) -> list[Any]:
+    def key_unit(self, page: Any, head: Any, unit: Any) -> Iterator[Any]:
         """The unit-th `unit` elements of K, each a float32x16 of sixteen tokens."""
         start = TABLE + unit * self.unit * PAGE
-        return [held(self._value(page, 0, head, start + e * PAGE)) for e in range(self.unit)]
+        for e in range(self.unit):
+            yield held(self._value(page, 0, head, start + e * PAGE))
 
     def weights(self, weights: Any, page: Any, head: Any) -> Any:
         """Softmax weights of sixteen tokens, as `values` are multiplied with them; where they are 0, 0."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -11,6 +13,10 @@ from llmc.targets.attention.online_softmax import Attending, Block, Records
 from llmc.targets.attention.sight import CHUNK
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, f32, lanes, registers, splat
+
+# Vectors that the registers hold -> query vectors of a group: of 32 as many as leave room for two pages. Of 8 six would
+# fit but for pairs of bfloat16 and what is made of them: all then wait for the sum that LLVM has elsewhere.
+_MOST = {32: 12, 8: 5, 4: 2}
 
 
 def _registers_of(target: Target) -> int:
@@ -28,8 +34,7 @@ class VectorAttending(Attending):
     @classmethod
     def block_of(cls, target: Target, rows: int, heads: int) -> Block:
         """A block of so many rows and heads."""
-        registers = _registers_of(target)
-        return Block(rows, heads, 12 if registers >= 32 else registers - 2)  # 12, so that there is room for two pages
+        return Block(rows, heads, _MOST[_registers_of(target)])
 
     @property
     def _at_once(self) -> int:
@@ -70,11 +75,11 @@ class VectorAttending(Attending):
                     for p in range(self._pages):
                         kv.fetch(self.pages[(some + 1) * self._pages + p], 0, self.group, done, all, far=False)
                 keys = [kv.key_unit(page, self.group, unit) for page in pages]
-                for e in range(kv.unit):
+                for e, own_keys in enumerate(zip(*keys, strict=True)):
                     for v in range(block.vectors):
                         query = self.queries[(own + v) * kv.width + unit * kv.unit + e]
-                        for p, row in enumerate(places):
-                            T.buffer_store(sums, kv.multiply(query, keys[p][e], sums[row[v]]), [row[v]])
+                        for key, row in zip(own_keys, places, strict=True):
+                            T.buffer_store(sums, kv.multiply(query, key, sums[row[v]]), [row[v]])
             for p, row in enumerate(places):
                 for v, place in enumerate(row):
                     products = kv.products(sums[place], pages[p], self.group)
@@ -108,18 +113,40 @@ class VectorAttending(Attending):
             given = [self.scores[lanes(self.place(i, own + v))] for v in range(block.vectors)]
             scaled = kv.span_weights(given, page, self.group, register)
             tokens = self.sight.tokens(self.indexes[i])
-            with T.serial(0, T.floordiv(tokens + (kv.at_once - 1), kv.at_once)) as step:
+
+            def add(run: range, step: Any, known: Any) -> None:
+                """Some of the registers, of a step of the page; `known`: how many tokens it has, None: all."""
                 if kv.fetches:
                     done, all = passed * kv.fetches + step, parts * kv.fetches
                     with self.far():
                         kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
                     kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
-                for at, values in kv.mixed(page, self.group, step, register, count, tokens):
+                for at, values in kv.mixed(page, self.group, step, register, count, known):
                     for v, row in enumerate(places):
                         own_weight = self.scores[self.place(i, own + v) + at]
                         weight = own_weight if scaled is None else scaled[v * LANES + at]
-                        for value, place in zip(values, row, strict=True):
-                            T.buffer_store(sums, kv.multiply(weight, value, sums[place]), [place])
+                        for c in run:
+                            T.buffer_store(sums, kv.multiply(weight, values[c], sums[row[c]]), [row[c]])
+
+            for first in range(0, count, self._at_once):
+                self._each_step(tokens, partial(add, range(first, min(first + self._at_once, count))))
         for v, row in enumerate(places):
             for c, place in enumerate(row):
                 to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))
+
+    def _each_step(self, tokens: Any, add: Callable[[Any, Any], None]) -> None:
+        """`add(step, known)` for each step of a page with so many tokens: for most pages all are known to be there."""
+        at_once = self.kv.at_once
+
+        def some(known: Any) -> None:
+            with T.serial(0, T.floordiv(tokens + (at_once - 1), at_once)) as step:
+                add(step, known)
+
+        if at_once == 1:
+            some(tokens)
+            return
+        with T.If(tokens == PAGE):
+            with T.Then(), T.serial(0, PAGE // at_once) as step:
+                add(step, None)
+            with T.Else():
+                some(tokens)
