@@ -22,7 +22,6 @@ define i32 @llmc_align_stack() alwaysinline {
 """
 
 
-
 def _forgotten(registers: list[str]) -> str:
     """Says that these registers are written."""
     return f"""
