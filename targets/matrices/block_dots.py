@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import MIDDLE, TILE
+from llmc.targets.matrices.codes import Words
 from llmc.targets.matrices.linear import get, put, zeros
 from llmc.targets.narrow import add_pairs, pairs_added, signed_dot, sums_of_pairs
 from llmc.targets.target import Target
@@ -37,31 +39,47 @@ def start_times(zero: int) -> int:
 
 
 def add_dots(
-    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: Iterator[Any], starts: list[Any],
+    target: Target, top: int, codes: Any, row: Any, first: Any, groups: int, words: Words, starts: list[Any],
     times: int = 1, signed: bool = False,
 ) -> Any:  # fmt: skip
     """(rows * 16,) int32: `starts`, one int32x16 a row, plus dots of codes (M, words) of int8 with weights.
 
-    Of rows from `row` and groups of four columns from `first` on, `groups` of them. `words` has int32x16 of each group,
-    bytes up to `top`, or `signed` ones. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
+    Of rows from `row` and groups of four columns from `first` on, `groups` of them, which `words` has in any order.
+    Bytes are up to `top`, or `signed`. Dots are taken so many `times`: where that is not 1, `sums_of_pairs` is not.
     """
-    dots = _begun(starts)
     run = 1 if signed else sums_of_pairs(target, top)
     assert times == 1 or run > 1
+    if run > 1:
+        return _dots_by_pairs(target, codes, row, first, groups, words, starts, times, run)
+    dots = _begun(starts)
+    for group, word in islice(words, groups):
+        for r in range(len(starts)):
+            x = codes[row + r, first + group % groups]
+            if signed:
+                put(dots, r, signed_dot(target, get(dots, r), word, x))
+            else:
+                put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
+    return dots
+
+
+def _dots_by_pairs(
+    target: Target, codes: Any, row: Any, first: Any, groups: int, words: Words, starts: list[Any], times: int,
+    run: int,
+) -> Any:  # fmt: skip
+    """`add_dots` where the products of a word are summed in pairs, of `run` groups, before the pairs are added.
+
+    Starts come last: there are registers for them then.
+    """
+    dots = registers((len(starts) * TILE,), "int32")
     for begin in range(0, groups, run):
-        sums = dots if run == 1 else zeros(len(starts), "int32")
-        for group in range(begin, min(begin + run, groups)):
-            word = next(words)
+        sums = zeros(len(starts), "int32")
+        for group, word in islice(words, min(run, groups - begin)):
             for r in range(len(starts)):
-                x = codes[row + r, first + group]
-                if signed:
-                    put(dots, r, signed_dot(target, get(dots, r), word, x))
-                elif run == 1:
-                    put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
-                else:
-                    put(sums, r, add_pairs(target, get(sums, r), word, held(splat(x), "int32")))
-        for r in range(len(starts) if run > 1 else 0):
-            put(dots, r, get(dots, r) + pairs_added(target, get(sums, r), times))
+                x = held(splat(codes[row + r, first + group % groups]), "int32")
+                put(sums, r, add_pairs(target, get(sums, r), word, x))
+        for r, start in enumerate(starts):
+            before = get(dots, r) if begin else start
+            put(dots, r, before + pairs_added(target, get(sums, r), times))
     return dots
 
 

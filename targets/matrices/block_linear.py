@@ -5,7 +5,7 @@ The reduction goes by chunks of 64 columns; a chunk's codes and scales are read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -17,7 +17,7 @@ from llmc.targets import tiles
 from llmc.targets.matrices import panel_linear, tile_linear, two_tiles
 from llmc.targets.matrices.block_dots import add_dots, start_of
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
-from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.codes import CHUNK, Tile, Words
 from llmc.targets.matrices.linear import MORE_ROWS, Many, Product, Reduce, f32_linear, get, put, template, zeros
 from llmc.targets.narrow import functions
 from llmc.targets.target import Target
@@ -152,7 +152,7 @@ def format_of(attrs: dict[str, Any]) -> BlockFormat:
 
 
 def _add_block(
-    reader: Tile, left: list[Any], chunk: Any, block: int, words: Iterator[Any], row: Any, rows: int, acc: Any
+    reader: Tile, left: list[Any], chunk: Any, block: int, words: Words, row: Any, rows: int, acc: Any
 ) -> None:
     """acc += the products of the columns that share a scale and an offset of the weights.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from llmc.compiler.formats import MIDDLE, TILE, BlockFormat
+from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, SPREAD, places
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.narrow import base_of, digits, multiplies_signed
@@ -32,6 +32,9 @@ from llmc.targets.vector import (
 )
 
 CHUNK = 64  # columns of a step of the reduction
+
+# Groups of four columns: each one's number in its chunk, and its bytes, int32x16, emitted as they are asked for.
+Words = Iterator[tuple[int, Any]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Tile:
         own = [self._load(start + register * TILE)]
         bits = [self._load(start + (first + above) * TILE) for above in range(len(more))]
         bits = [held(T.shift_right(plane, splat(T.cast(register, "int32"))), "int32") for plane in bits]
-        exact = self.table is None or bool(more)
+        exact = self.table is None or bool(more) or not permutes_bytes(self.target)
         for at in range(0, 8, first):
             word = _moved(own, 0, at, first, 0)
             if exact and first < 8:
@@ -216,10 +219,27 @@ class Tile:
             return 0
         return int(self.format.offset) if self.format.values is None else self.zero
 
-    def multiplied(self, chunk: Any) -> Iterator[Any]:
-        """`values` as they are multiplied: where `signed`, less MIDDLE."""
-        for word in self.values(chunk):
-            yield held(T.bitwise_xor(word, _bytes_of(MIDDLE)), "int32") if self.signed else word
+    def multiplied(self, chunk: Any) -> Words:
+        """`values` as they are multiplied: where `signed`, less MIDDLE. Those of a step come together, in any order."""
+        for group, word in self._few_at_once(chunk) if self._spares_registers else enumerate(self.values(chunk)):
+            yield group, held(T.bitwise_xor(word, _bytes_of(MIDDLE)), "int32") if self.signed else word
+
+    @property
+    def _spares_registers(self) -> bool:
+        """Whether words come from one register of codes after another, so that none is kept: where there are few."""
+        few, format = not self.target.has("avx512f"), self.format
+        plain = len(format.planes) == 1 and format.planes[0] < 8 and format.planes[0] not in SPREAD
+        return few and plain and format.unit == 4 * GROUPS and min(format.block, format.left_block) >= BLOCK
+
+    def _few_at_once(self, chunk: Any) -> Words:
+        """`values` with their numbers, those of a register together."""
+        units, (bits,) = CHUNK // self.format.unit, self.format.planes
+        for unit in range(units):
+            for register in range(bits):
+                if unit == units - 1 and register == bits - 1:
+                    self._ask_for_tables(chunk)
+                for piece, word in enumerate(self.of_register(chunk, unit, register)):
+                    yield unit * GROUPS + piece * bits + register, word
 
     def scale(self, chunk: Any, block: Any) -> Any:
         """float32x16 scales of the chunk's block; without the row's for the "row" kind."""

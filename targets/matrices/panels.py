@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import TILE
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
-from llmc.targets.matrices.codes import CHUNK, Tile
+from llmc.targets.matrices.codes import CHUNK, Tile, Words
 from llmc.targets.matrices.float_dots import less_of
 from llmc.targets.matrices.linear import Write, get, put
 from llmc.targets.vector import f32, held, lanes, registers, splat
@@ -57,7 +57,7 @@ class Panel:
 
     def unpack(self, chunk: Any, at: Any) -> None:
         """A chunk of the tile, as the panel's `at`-th."""
-        for group, word in enumerate(self.reader.multiplied(chunk)):
+        for group, word in self.reader.multiplied(chunk):
             for number, piece in enumerate(self.pieces):
                 T.buffer_store(self.words, piece(word), [lanes(self.place(at, group, number))])
         for block in range(self.blocks):
@@ -73,10 +73,10 @@ class Panel:
         """Where a piece of four columns of the `at`-th chunk begins, sixteen words."""
         return ((piece * self.chunks + at) * WORDS + group) * TILE
 
-    def held_words(self, at: Any, first: Any, groups: int, piece: int) -> Iterator[Any]:
-        """A piece of each of `groups` groups of four columns of the `at`-th chunk, from the first on."""
+    def held_words(self, at: Any, first: Any, groups: int, piece: int) -> Words:
+        """The numbers, and a piece, of `groups` groups of four columns of the `at`-th chunk, from the first on."""
         for group in range(groups):
-            yield self.held_word(at, first + group, piece)
+            yield group, self.held_word(at, first + group, piece)
 
     def held_word(self, at: Any, group: Any, piece: int = 0) -> Any:
         """A piece of a group of four columns of the `at`-th chunk."""
