@@ -224,8 +224,7 @@ class Attending:
     def _weigh_vector(self, many: Any, to: Records, r: Any, h: Any, seen: Any) -> None:
         """The same of one row's head.
 
-        What grows stays in registers: of a maximum in memory LLVM makes a store of the lanes that change, of which
-        CPUs with AVX2 alone do one in twenty cycles.
+        What grows stays in registers: of a maximum in memory LLVM makes a masked store, which is slow with AVX2 alone.
         """
         vector, found = r * self.block.heads + h, registers((2 * LANES,), "float32")
         top, total = lanes(0), lanes(LANES)

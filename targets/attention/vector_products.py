@@ -14,8 +14,8 @@ from llmc.targets.attention.sight import CHUNK
 from llmc.targets.target import Target
 from llmc.targets.vector import LANES, f32, lanes, registers, splat
 
-# Vectors that the registers hold -> query vectors of a group: of 32 as many as leave room for two pages. Of 8 six would
-# fit but for pairs of bfloat16 and what is made of them: all then wait for the sum that LLVM has elsewhere.
+# Vectors that the registers hold -> query vectors of a group. Of 32 as many as leave room for two pages. Of 8 six would
+# do, but for pairs of bfloat16 and what is made of them: LLVM then keeps a sum in memory, and all wait for that.
 _MOST = {32: 12, 8: 5, 4: 2}
 
 
@@ -97,7 +97,6 @@ class VectorAttending(Attending):
     ) -> None:
         """`count` registers of each value for a group of vectors."""
         block, kv = self.block, self.kv
-        own, registers_of = part * block.vectors, kv.width // LANES
         sums = registers((block.vectors * count * LANES,), "float32")
         places = [[lanes((v * count + c) * LANES) for c in range(count)] for v in range(block.vectors)]
         for row in places:
@@ -105,34 +104,41 @@ class VectorAttending(Attending):
                 T.buffer_store(sums, splat(f32(0)), [place])
         kv.begin_span(block.vectors)
         with T.serial(0, many) as i:
-            page = self.pages[i]
-            passed, parts = T.floordiv(part * registers_of + register, count), block.groups * -(-registers_of // count)
-            head, ahead = following
-            if not kv.fetches:
-                kv.fetch(self.pages[i + ahead], 0, head, passed, parts, far=True)
-            given = [self.scores[lanes(self.place(i, own + v))] for v in range(block.vectors)]
-            scaled = kv.span_weights(given, page, self.group, register)
-            tokens = self.sight.tokens(self.indexes[i])
-
-            def add(run: range, step: Any, known: Any) -> None:
-                """Some of the registers, of a step of the page; `known`: how many tokens it has, None: all."""
-                if kv.fetches:
-                    done, all = passed * kv.fetches + step, parts * kv.fetches
-                    with self.far():
-                        kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
-                    kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
-                for at, values in kv.mixed(page, self.group, step, register, count, known):
-                    for v, row in enumerate(places):
-                        own_weight = self.scores[self.place(i, own + v) + at]
-                        weight = own_weight if scaled is None else scaled[v * LANES + at]
-                        for c in run:
-                            T.buffer_store(sums, kv.multiply(weight, values[c], sums[row[c]]), [row[c]])
-
-            for first in range(0, count, self._at_once):
-                self._each_step(tokens, partial(add, range(first, min(first + self._at_once, count))))
+            self._mix_page(i, following, part, register, sums, places)
         for v, row in enumerate(places):
             for c, place in enumerate(row):
-                to.put(kv.end_span(v, sums[place]), own + v, kv.column(register + c))
+                to.put(kv.end_span(v, sums[place]), part * block.vectors + v, kv.column(register + c))
+
+    def _mix_page(
+        self, i: Any, following: tuple[Any, Any], part: Any, register: Any, sums: Any, places: list[list[Any]]
+    ) -> None:
+        """Add to sums, which each vector has some of at its places, what the i-th page gives to them."""
+        block, kv, page, count = self.block, self.kv, self.pages[i], len(places[0])
+        own, spans = part * block.vectors, -(-(kv.width // LANES) // count)
+        passed, parts = T.floordiv(part * (kv.width // LANES) + register, count), block.groups * spans
+        head, ahead = following
+        if not kv.fetches:
+            kv.fetch(self.pages[i + ahead], 0, head, passed, parts, far=True)
+        given = [self.scores[lanes(self.place(i, own + v))] for v in range(block.vectors)]
+        scaled = kv.span_weights(given, page, self.group, register)
+
+        def add(run: range, step: Any, known: Any) -> None:
+            """Some of the sums of each vector, a step of the page; `known`: how many tokens it has, None: all."""
+            if kv.fetches:
+                done, all = passed * kv.fetches + step, parts * kv.fetches
+                with self.far():
+                    kv.fetch(self.pages[i + ahead], 0, head, done, all, far=True)
+                kv.fetch(self.pages[i + 1], 1, self.group, done, all, far=False)
+            for at, values in kv.mixed(page, self.group, step, register, count, known):
+                for v, row in enumerate(places):
+                    own_weight = self.scores[self.place(i, own + v) + at]
+                    weight = own_weight if scaled is None else scaled[v * LANES + at]
+                    for c in run:
+                        T.buffer_store(sums, kv.multiply(weight, values[c], sums[row[c]]), [row[c]])
+
+        tokens = self.sight.tokens(self.indexes[i])
+        for first in range(0, count, self._at_once):
+            self._each_step(tokens, partial(add, range(first, min(first + self._at_once, count))))
 
     def _each_step(self, tokens: Any, add: Callable[[Any, Any], None]) -> None:
         """`add(step, known)` for each step of a page with so many tokens: for most pages all are known to be there."""
