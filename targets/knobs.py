@@ -30,7 +30,7 @@ CANDIDATES: dict[str, tuple[int, ...]] = {
     "row_group": (0, 2, 4, 5, 6, 7, 8),
     "tile_rows": (0, 4, 7, 8, 9, 10, 12, 16, 24),
     "pair_rows": (0, 3, 4, 6, 9),
-    "panel_rows": (0, 6, 7, 9, 12, 24),
+    "panel_rows": (0, 6, 7, 9, 12, 16, 24),
 }
 
 
