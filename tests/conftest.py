@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -13,8 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
-from multiprocessing import Pipe
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,6 +64,14 @@ def _module_from(path: Path) -> ModuleType:
     return module
 
 
+def _shared(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all workers share."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
     """A function `(path in the checkout) -> module`, for scripts that no package has."""
@@ -75,9 +83,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which examples/embed_cpp and runtime/native were built, once for all workers."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler here")
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "native"
-    folder.mkdir(exist_ok=True)
+    folder = _shared(tmp_path_factory, "native")
     options = [f"-DPython_EXECUTABLE={sys.executable}", "-DLLMC_PROBE=ON", "-DCMAKE_BUILD_TYPE=None"]
     checked = "-DCMAKE_CXX_FLAGS=-O1 -D_GLIBCXX_ASSERTIONS -Werror"  # a bad index ends the process
     cmake = shutil.which("cmake") or Path(sys.executable).with_name("cmake")
@@ -91,55 +97,32 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-_LIBRARIES: dict[tuple[str, int], list[tuple[Any, Path]]] = {}  # of (target, hash): modules, and where their code is
+def _made_once(write: Callable[..., None], folder: Path) -> Callable[..., None]:
+    """`write_kernel`, which copies what any test has had made of an equal kernel for an equal CPU into `folder`."""
+    from tvm_ffi import structural_hash
 
+    @wraps(write)
+    def write_once(name: str, function: Any, target: Any, path: str) -> None:
+        about = json.dumps([name, str(target.llvm()), structural_hash(function)])
+        made = folder / f"{hashlib.sha256(about.encode()).hexdigest()}.o"
+        if made.exists():
+            shutil.copy(made, path)
+            return
+        write(name, function, target, path)
+        aside = made.with_suffix(f".{os.getpid()}")
+        shutil.copy(path, aside)
+        aside.rename(made)
 
-def _made_once(library: Any, folder: Path) -> Any:
-    """`library`, in place of which a copy of another one's file is taken where the module and the CPU were equal."""
-    from tvm_ffi import structural_equal, structural_hash
-
-    from llmc.compiler.driver.machine_code import Kernels
-    from llmc.targets.target import Target
-
-    class MadeOnce(library):  # type: ignore[misc]
-        def __init__(self, module: Any, target: Any, path: Path, objects: Path, turns: Any) -> None:
-            self.target, self.path, self.module = target, path, module
-            # CUDA's has a compiler besides, and some tests another one
-            self.place = (str(target.llvm()), structural_hash(module)) if isinstance(target, Target) else None
-            seen = _LIBRARIES.get(self.place, []) if self.place is not None else []
-            self.copied = next((file for other, file in seen if structural_equal(other, module)), None)
-            if self.copied is None:
-                super().__init__(module, target, path, objects, turns)
-            else:
-                self.kernels = Kernels({}, target, "")
-                self.reported, (self.said, said) = False, Pipe(duplex=False)
-                said.close()  # as one that has ended
-
-        def finish(self) -> None:
-            if self.copied is not None:
-                shutil.copy(self.copied, self.path)
-                return
-            super().finish()
-            if self.place is not None:
-                copy = folder / f"{sum(map(len, _LIBRARIES.values()))}.so"
-                shutil.copy(self.path, copy)
-                _LIBRARIES.setdefault(self.place, []).append((self.module, copy))
-
-        def stop(self) -> None:
-            if self.copied is None:
-                super().stop()
-            else:
-                self.kernels.close()
-
-    return MadeOnce
+    return write_once
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _libraries_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Most of a small model's compile is machine code that another test has seen made."""
-    libraries = sys.modules.get("llmc.compiler.driver.libraries")
-    if libraries is not None:  # else no test here compiles
-        libraries.Library = _made_once(libraries.Library, tmp_path_factory.mktemp("libraries"))
+def _kernels_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Most of a small model's compile is machine code of kernels that another test has had made."""
+    machine_code = sys.modules.get("llmc.compiler.driver.machine_code")
+    if machine_code is not None:  # else no test here compiles
+        folder = _shared(tmp_path_factory, "kernels")
+        machine_code.write_kernel = _made_once(machine_code.write_kernel, folder)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +149,9 @@ def plain_code() -> Iterator[None]:
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code is made again: for tests that compare it."""
-    from llmc.compiler.driver import libraries
+    from llmc.compiler.driver import machine_code
 
-    monkeypatch.setattr(libraries, "Library", libraries.Library.__base__)
+    monkeypatch.setattr(machine_code, "write_kernel", machine_code.write_kernel.__wrapped__)
 
 
 @pytest.fixture(scope="session")
@@ -215,9 +198,7 @@ def smollm2_artifact(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactor
     """A function `(quant="q8", kv="auto", target="cpu") -> artifact`; each is compiled once."""
     from llmc.compiler.driver import compile_model
 
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smollm2"  # workers share one
-    folder.mkdir(exist_ok=True)
+    folder = _shared(tmp_path_factory, "smollm2")
 
     def artifact(quant: str = "q8", kv: str = "auto", target: str = "cpu") -> Path:
         path = folder / f"{quant}-{kv}-{target.replace(':', '-')}.llmc"

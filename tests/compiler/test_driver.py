@@ -89,7 +89,6 @@ def test_what_is_not_understood_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("part", [(libraries, "write_library"), (contents, "write_weights")])  # at the same time
 def test_a_failure_half_way_leaves_the_old_artifact_and_nothing_else(
     part: tuple[Any, str], tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +119,6 @@ def _broken(*_: object) -> None:
     raise ValueError("Traceback\nno such register")
 
 
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -142,7 +140,6 @@ def test_what_became_of_the_code_is_told(
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # those of others are at work
 
 
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
     ("write", "message"),
@@ -169,7 +166,6 @@ def test_what_became_of_a_kernel_is_told(
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 
 
-@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize(
     ("end", "message"),
     [(_killed, "its process was ended by signal 9"), (_said, "nvcc refused"), (_broken, "no such register")],
