@@ -44,6 +44,8 @@ _TILES = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "avx512_bf16", "asimddp", "i8mm"}) | _TILES
 _AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+# Flag -> vectors of sixteen float32 that registers hold, where that is more than 4, the most first.
+_VECTORS = {"avx512f": 32, "avx2": 8, "asimd": 8}
 
 # Architecture -> the variants of a portable artifact and the flags each needs, best first: a loader takes the first
 # that fits. The last one runs on every CPU of the architecture.
@@ -124,6 +126,11 @@ class Target:
     def has(self, flag: str) -> bool:
         """Whether generated code may use this CPU flag."""
         return flag in self.requires
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors of sixteen float32 the machine's registers hold."""
+        return next((count for flag, count in _VECTORS.items() if self.has(flag)), 4)
 
     def serves(self, other: AnyTarget) -> bool:
         """Whether code made of the same kernels for this target is as good on the other's machines as its own."""

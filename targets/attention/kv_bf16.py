@@ -19,6 +19,7 @@ from llmc.targets.target import Target
 from llmc.targets.vector import (
     DOT_BF16,
     LANES,
+    bf16_halves,
     dot_bf16,
     dots_bf16,
     even_bf16,
@@ -80,7 +81,7 @@ class Bf16Pages(Pages):
         x = registers((2 * self.pairs * PAGE,), "float32")
         with T.serial(0, self.pairs) as pair:
             words = held(self._words(page, 0, head, pair * PAGE), "int32")
-            for half, value in enumerate((_even(words), _odd(words))):
+            for half, value in enumerate(reversed(bf16_halves(words))):
                 T.buffer_store(x, value, [lanes((pair * 2 + half) * PAGE)])
         return x
 
@@ -119,8 +120,8 @@ class Bf16Pages(Pages):
             if self.paired:
                 yield word
             else:
-                yield _odd(word)
-                yield _even(word)
+                for half in bf16_halves(word):
+                    yield held(half)
 
     def multiply(self, x: Any, y: Any, total: Any) -> Any:
         """total plus x, of a query or of weights, times what K or V has."""
@@ -181,16 +182,14 @@ class Bf16Pages(Pages):
         all of the page were written.
         """
         words = self._value_words(page, head, step, register, count)
-        both = None if tokens is None else step * 2 + 1 < tokens
+        if tokens is not None:
+            mask = splat(T.Select(step * 2 + 1 < tokens, i32(-1), i32(0xFFFF)))
+            words = [held(T.bitwise_and(word, mask), "int32") for word in words]
         if self.paired:
-            if both is not None:
-                mask = splat(T.Select(both, i32(-1), i32(0xFFFF)))
-                words = [held(T.bitwise_and(word, mask), "int32") for word in words]
             yield step, words
             return
-        mask = None if both is None else T.Select(both, i32(HIGH), i32(0))
-        yield step * 2 + 1, [_odd(word, mask) for word in words]
-        yield step * 2, [_even(word) for word in words]
+        for token, halves in zip((1, 0), zip(*map(bf16_halves, words), strict=True), strict=True):
+            yield step * 2 + token, [held(half) for half in halves]
 
     def _value_words(self, page: Any, head: Any, step: Any, register: Any, count: int) -> list[Any]:
         start = step * self.size
@@ -210,14 +209,3 @@ class Bf16Pages(Pages):
 
     def _store(self, bits: Any, page: Any, side: int, head: Any, at: Any) -> None:
         T.buffer_store(self.buffer, T.cast(bits, "uint16"), [page, side, head, at])
-
-
-def _odd(words: Any, mask: Any = None) -> Any:
-    """The odd ones of sixteen pairs, less what a mask hides, float32x16."""
-    odd = T.bitwise_and(words, splat(i32(HIGH) if mask is None else mask))
-    return held(T.reinterpret(odd, dtype="float32x16"))
-
-
-def _even(words: Any) -> Any:
-    """The even ones."""
-    return held(T.reinterpret(T.shift_left(words, splat(i32(16))), dtype="float32x16"))

@@ -19,13 +19,6 @@ from llmc.targets.vector import LANES, f32, lanes, registers, splat
 _MOST = {32: 12, 8: 5, 4: 2}
 
 
-def _registers_of(target: Target) -> int:
-    """How many vectors of sixteen float32 the machine's registers hold."""
-    if target.has("avx512f"):
-        return 32
-    return 8 if target.has("avx2") or target.arch == "aarch64" else 4
-
-
 class VectorAttending(Attending):
     """Sums, what is multiplied with all of a group, and one query stay in the machine's registers."""
 
@@ -34,12 +27,12 @@ class VectorAttending(Attending):
     @classmethod
     def block_of(cls, target: Target, rows: int, heads: int) -> Block:
         """A block of so many rows and heads."""
-        return Block(rows, heads, _MOST[_registers_of(target)])
+        return Block(rows, heads, _MOST[target.vectors])
 
     @property
     def _at_once(self) -> int:
         """Registers of keys or values that are multiplied with a group at once."""
-        return (_registers_of(self.target) - 1) // (self.block.vectors + 1)
+        return (self.target.vectors - 1) // (self.block.vectors + 1)
 
     @property
     def _pages(self) -> int:
@@ -143,16 +136,13 @@ class VectorAttending(Attending):
     def _each_step(self, tokens: Any, add: Callable[[Any, Any], None]) -> None:
         """`add(step, known)` for each step of a page with so many tokens: for most pages all are known to be there."""
         at_once = self.kv.at_once
-
-        def some(known: Any) -> None:
-            with T.serial(0, T.floordiv(tokens + (at_once - 1), at_once)) as step:
-                add(step, known)
-
+        steps = T.floordiv(tokens + (at_once - 1), at_once)
         if at_once == 1:
-            some(tokens)
+            with T.serial(0, steps) as step:
+                add(step, tokens)
             return
         with T.If(tokens == PAGE):
             with T.Then(), T.serial(0, PAGE // at_once) as step:
                 add(step, None)
-            with T.Else():
-                some(tokens)
+            with T.Else(), T.serial(0, steps) as step:
+                add(step, tokens)

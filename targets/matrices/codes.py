@@ -32,6 +32,7 @@ from llmc.targets.vector import (
 )
 
 CHUNK = 64  # columns of a step of the reduction
+_MANY_VECTORS = 32  # that registers hold: then they hold all groups of a unit too
 
 # Groups of four columns: each one's number in its chunk, and its bytes, int32x16, emitted as they are asked for.
 Words = Iterator[tuple[int, Any]]
@@ -129,12 +130,10 @@ class Tile:
     def by_registers(self) -> bool:
         """Whether codes of each register of the first plane are unpacked without those of its others."""
         first, *more = self.format.planes
-        looked_up = self.table is not None and not permutes_bytes(self.target)
-        plain = first not in SPREAD and all(bits == 1 for bits in more)
-        return plain and self.format.unit == 4 * GROUPS and not looked_up and not self.signed
+        return first not in SPREAD and all(bits == 1 for bits in more) and self.format.unit == 4 * GROUPS
 
     def of_register(self, chunk: Any, unit: Any, register: Any) -> Iterator[Any]:
-        """Where codes are read `by_registers`: what is `multiplied` of each group of one register, the first one first.
+        """Where codes are unpacked `by_registers`: `values` of each group of one register, the first one first.
 
         Groups of register r are r, r + b, r + 2 b and so on, b: bits of each. The numbers may be loop variables.
         """
@@ -227,9 +226,9 @@ class Tile:
     @property
     def _spares_registers(self) -> bool:
         """Whether words come from one register of codes after another, so that none is kept: where there are few."""
-        few, format = not self.target.has("avx512f"), self.format
-        plain = len(format.planes) == 1 and format.planes[0] < 8 and format.planes[0] not in SPREAD
-        return few and plain and format.unit == 4 * GROUPS and min(format.block, format.left_block) >= BLOCK
+        few, format = self.target.vectors < _MANY_VECTORS, self.format
+        single = len(format.planes) == 1 and format.planes[0] < 8
+        return few and single and self.by_registers and min(format.block, format.left_block) >= BLOCK
 
     def _few_at_once(self, chunk: Any) -> Words:
         """`values` with their numbers, those of a register together."""

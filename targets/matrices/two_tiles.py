@@ -19,7 +19,19 @@ from llmc.targets.matrices.float_dots import BITS, less_of
 from llmc.targets.matrices.float_starts import added_starts
 from llmc.targets.matrices.linear import Many, Write, get, in_groups, put
 from llmc.targets.target import Target
-from llmc.targets.vector import dot4, dots_any_bytes, f32, held, i32, imported, lanes, prefetch, registers, splat
+from llmc.targets.vector import (
+    dot4,
+    dots_any_bytes,
+    f32,
+    held,
+    i32,
+    imported,
+    lanes,
+    permutes_bytes,
+    prefetch,
+    registers,
+    splat,
+)
 
 MOST = 10  # rows of a group: measured; with twelve LLVM spills
 _BITS = 4  # of the first plane: with others two tiles gain nothing, or lose
@@ -38,7 +50,8 @@ def few(target: Target, format: BlockFormat, columns: int) -> Many | None:
     """The products of a few rows over so many columns; None where groups of one tile do as well."""
     least, tile = target.knobs.pair_rows, Tile(target, format, None, columns, 0, quick=False)
     known = tile.by_registers and format.planes[0] == _BITS and step_of(format) >= BLOCK
-    if not least or not dots_any_bytes(target) or not known:
+    looked_up = tile.table is not None and not permutes_bytes(target)
+    if not least or not dots_any_bytes(target) or not known or looked_up:
         return None
     whole = partial(_multiply, target, format, columns, min(least, MOST))
     return Many(least, whole, added=added_starts(target, format, columns), together=2)
