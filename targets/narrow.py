@@ -55,35 +55,40 @@ def _registers(target: Target) -> int:
 
 
 def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
-    """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
+    """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (a word in all lanes), exact in int32x16.
 
-    `wide`: weights may be above 127.
+    `wide`: weights may be above 127. For a part of a kernel that has `functions`.
     """
     count = _registers(target)
-    dot = _form(target, wide)(T.broadcast(activations, LANES // count), LANES // count)
-    return joined([dot(a, w) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
+    dot = _form(target, wide)(split(activations, count)[0], LANES // count)
+    return joined([_in_order(target, dot(a, w)) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
 
 
 def multiplies_signed(target: Target) -> bool:
     """Whether weights above 127 are quicker less 128, by `signed_dot`, than as they are by `byte_dot`."""
-    return target.has("avx2") and not target.has("avx512bw") and not target.has("avx_vnni")
+    return _adds_pairs(target)
 
 
 def signed_dot(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
-    """acc + sum over 4 of s8 weights (int32x16 words) * activations (one int32 word of s8 above -128), exact.
+    """acc + sum over 4 of s8 weights (int32x16 words) * s8 activations above -128 (a word in all lanes), exact.
 
     Where `multiplies_signed`: sizes of weights times activations with the weights' signs, of which two fit into 16
-    bits, for 2 * 128 * 127 does.
+    bits, for 2 * 128 * 127 does. For a part of a kernel that has `functions`.
     """
     count = _registers(target)
     lanes = LANES // count
-    x = _as(T.broadcast(activations, lanes), f"int8x{4 * lanes}")
+    x = _as(split(activations, count)[0], f"int8x{4 * lanes}")
     parts = []
     for total, words in zip(split(acc, count), split(weights, count), strict=True):
         w = _as(words, f"int8x{4 * lanes}")
         size, turned = (_call(_PSIGN, f"int8x{4 * lanes}", own, w) for own in (w, x))
-        parts.append(_pairs_of_bytes(turned, lanes)(total, size))
+        parts.append(_in_order(target, _pairs_of_bytes(turned, lanes)(total, size)))
     return joined(parts)
+
+
+def _adds_pairs(target: Target) -> bool:
+    """Whether the best there is for products of bytes are sums of two in 16 bits, sixteen in a register."""
+    return target.has("avx2") and not target.has("avx512bw") and not target.has("avx_vnni")
 
 
 def sums_of_pairs(target: Target, top: int) -> int:
@@ -103,8 +108,7 @@ def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
     own = []
     for total, weight, x in zip(*(split(each, count) for each in (sums, weights, activations)), strict=True):
         more = _pmaddubsw(weight, _as(x, f"int8x{4 * lanes}"), lanes)
-        added = _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")
-        own.append(T.call_extern("int32x8", "llmc_in_order", added) if count == 2 else added)
+        own.append(_in_order(target, _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")))
     return joined(own)
 
 
@@ -118,9 +122,14 @@ define <8 x i32> @llmc_in_order(<8 x i32> %x) alwaysinline {
 """
 
 
-def functions(target: Target, top: int) -> list[str]:
-    """LLVM's text of what is called here to sum products of weights up to `top`."""
-    return [_IN_ORDER] if sums_of_pairs(target, top) > 1 and _registers(target) == 2 else []
+def functions(target: Target) -> list[str]:
+    """LLVM's text of what is called here to sum products."""
+    return [_IN_ORDER] if _adds_pairs(target) else []
+
+
+def _in_order(target: Target, total: Any) -> Any:
+    """A sum, made after those before it: where products take so many registers that few are left."""
+    return T.call_extern("int32x8", "llmc_in_order", total) if _adds_pairs(target) else total
 
 
 def pairs_added(target: Target, sums: Any, times: int = 1) -> Any:

@@ -159,14 +159,14 @@ def dots_any_bytes(target: Target) -> bool:
 def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -> Any:
     """acc + sum over 4 of u8 weights (int32x16 words) * s8 activations (one int32 word), exact in int32x16.
 
-    `wide`: weights may be above 127.
+    `wide`: weights may be above 127. For a part of a kernel that has `narrow.functions`.
     """
     if dots_any_bytes(target):
         return T.call_llvm_pure_intrin(
             "llvm.x86.avx512.vpdpbusd.512", acc, T.reinterpret(weights, dtype="int8x64"),
             T.reinterpret(splat(activations), dtype="int8x64"), dtype="int32x16",
         )  # fmt: skip
-    return byte_dot(target, acc, weights, activations, wide)
+    return byte_dot(target, acc, weights, held(splat(activations), "int32"), wide)
 
 
 def permutes_bytes(target: Target) -> bool:

@@ -56,7 +56,7 @@ def add_dots(
         for r in range(len(starts)):
             x = codes[row + r, first + group % groups]
             if signed:
-                put(dots, r, signed_dot(target, get(dots, r), word, x))
+                put(dots, r, signed_dot(target, get(dots, r), word, held(splat(x), "int32")))
             else:
                 put(dots, r, dot4(target, get(dots, r), word, x, wide=top >= MIDDLE))
     return dots

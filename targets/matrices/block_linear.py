@@ -82,7 +82,7 @@ def i8_body(target: Target, format: BlockFormat, columns: int) -> Callable[[list
             acc = zeros(rows, "float32")
             reader = Tile(target, format, weight, columns, tile, quick=at_once and rows <= target.knobs.few_rows)
             reader.begin()
-            with imported(*functions(target, reader.top)), T.serial(0, columns // CHUNK) as chunk:
+            with imported(*functions(target)), T.serial(0, columns // CHUNK) as chunk:
                 words = reader.multiplied(chunk)
                 for block in range(CHUNK // format.block):
                     _add_block(reader, left, chunk, block, words, row, rows, acc)

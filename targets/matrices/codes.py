@@ -227,7 +227,7 @@ class Tile:
     def _spares_registers(self) -> bool:
         """Whether words come from one register of codes after another, so that none is kept: where there are few."""
         few, format = self.target.vectors < _MANY_VECTORS, self.format
-        single = len(format.planes) == 1 and format.planes[0] < 8
+        single = len(format.planes) == 1
         return few and single and self.by_registers and min(format.block, format.left_block) >= BLOCK
 
     def _few_at_once(self, chunk: Any) -> Words:

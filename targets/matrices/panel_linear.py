@@ -87,7 +87,7 @@ def _multiply(
         dots = _Dots(target, readers, left, way)
         rows = [Rows(panel, left, start, count, target.knobs.row_block) for panel in dots.panels]
         products = _Products(dots, rows, way, writes)
-        with imported(*functions(target, dots.top)):
+        with imported(*functions(target)):
             through_panels(dots.panels, products.add, products.begin, products.unpacked)
 
     first, *others = ways
