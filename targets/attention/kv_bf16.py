@@ -35,8 +35,6 @@ from llmc.targets.vector import (
     widened,
 )
 
-HIGH = -65536  # the upper half of a word: the odd one of a pair
-
 
 class Bf16Pages(Pages):
     """One layer's pages (pages, 2, G, 16 E), E = D rounded up to even: K of a head as (E/2, 16, 2), V as (8, D, 2).
