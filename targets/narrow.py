@@ -1,4 +1,4 @@
-"""Byte dot products and byte look-ups for machines without AVX-512 VNNI and VBMI, in registers of their own width.
+"""Byte dot products for machines without AVX-512 VNNI, in registers of their own width.
 
 vector.py asks for these; every form gives the same result, exact in int32. Sixteen int32 lanes are 64 bytes: one
 register of AVX-512, two of AVX2, four of SSE2 and NEON.
@@ -61,12 +61,12 @@ def byte_dot(target: Target, acc: Any, weights: Any, activations: Any, wide: boo
     """
     count = _registers(target)
     dot = _form(target, wide)(split(activations, count)[0], LANES // count)
-    return joined([_in_order(target, dot(a, w)) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
+    return joined([_summed(target, dot(a, w)) for a, w in zip(split(acc, count), split(weights, count), strict=True)])
 
 
 def multiplies_signed(target: Target) -> bool:
     """Whether weights above 127 are quicker less 128, by `signed_dot`, than as they are by `byte_dot`."""
-    return _adds_pairs(target)
+    return _adds_pairs(target) and few_registers(target)
 
 
 def signed_dot(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
@@ -82,20 +82,18 @@ def signed_dot(target: Target, acc: Any, weights: Any, activations: Any) -> Any:
     for total, words in zip(split(acc, count), split(weights, count), strict=True):
         w = _as(words, f"int8x{4 * lanes}")
         size, turned = (_call(_PSIGN, f"int8x{4 * lanes}", own, w) for own in (w, x))
-        parts.append(_in_order(target, _pairs_of_bytes(turned, lanes)(total, size)))
+        parts.append(_summed(target, _pairs_of_bytes(turned, lanes)(total, size)))
     return joined(parts)
 
 
 def _adds_pairs(target: Target) -> bool:
-    """Whether the best there is for products of bytes are sums of two in 16 bits, sixteen in a register."""
-    return target.has("avx2") and not target.has("avx512bw") and not target.has("avx_vnni")
+    """Whether the best there is for products of bytes are sums of two in 16 bits."""
+    return target.has("avx2") and not target.has("avx_vnni") and not target.has("avx512_vnni")
 
 
 def sums_of_pairs(target: Target, top: int) -> int:
     """How many dots of four columns, of weights up to `top`, may be summed in 16 bits first; 1: that saves nothing."""
-    if target.has("avx_vnni") or target.has("avx512_vnni") or not target.has("avx2"):
-        return 1
-    return max(1, (2**15 - 1) // (2 * 128 * top))
+    return max(1, (2**15 - 1) // (2 * 128 * top)) if _adds_pairs(target) else 1
 
 
 def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
@@ -108,8 +106,13 @@ def add_pairs(target: Target, sums: Any, weights: Any, activations: Any) -> Any:
     own = []
     for total, weight, x in zip(*(split(each, count) for each in (sums, weights, activations)), strict=True):
         more = _pmaddubsw(weight, _as(x, f"int8x{4 * lanes}"), lanes)
-        own.append(_in_order(target, _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")))
+        own.append(_summed(target, _as(_as(total, f"int16x{2 * lanes}") + more, f"int32x{lanes}")))
     return joined(own)
+
+
+def few_registers(target: Target) -> bool:
+    """Whether there are sixteen registers of 32 bytes and no more: AVX2's."""
+    return target.has("avx2") and not target.has("avx512bw")
 
 
 # What nothing is known of, after all of these before it. LLVM would add the products of two words to one another first,
@@ -123,13 +126,18 @@ define <8 x i32> @llmc_in_order(<8 x i32> %x) alwaysinline {
 
 
 def functions(target: Target) -> list[str]:
-    """LLVM's text of what is called here to sum products."""
-    return [_IN_ORDER] if _adds_pairs(target) else []
+    """LLVM's text of what is called to have things `in_order`."""
+    return [_IN_ORDER] if few_registers(target) else []
 
 
-def _in_order(target: Target, total: Any) -> Any:
-    """A sum, made after those before it: where products take so many registers that few are left."""
-    return T.call_extern("int32x8", "llmc_in_order", total) if _adds_pairs(target) else total
+def in_order(x: Any) -> Any:
+    """int32x8, made after those before it: where there are `few_registers`."""
+    return T.call_extern("int32x8", "llmc_in_order", x)
+
+
+def _summed(target: Target, total: Any) -> Any:
+    """A sum, in order where its products take so many registers that few are left."""
+    return in_order(total) if _adds_pairs(target) and few_registers(target) else total
 
 
 def pairs_added(target: Target, sums: Any, times: int = 1) -> Any:
@@ -234,72 +242,7 @@ def _shifted(signed: Callable[[Any, Any, Any], Any], wide: bool) -> Callable[[An
     return make
 
 
-def byte_lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
-    """Each byte of codes (int32x16 words) replaced by table[byte]; 16, 32, 64 or 128 entries.
-
-    For AVX2 and for 64-bit Arm.
-    """
-    if target.has("asimd"):
-        return joined([_by_tables(table, part) for part in split(codes, 4)])
-    return joined([_by_shuffles(table, part) for part in split(codes, 2)])
-
-
-def base_of(target: Target, table: NDArray[np.uint8]) -> int:
-    """n where (entries, 2) bytes are their places' two digits in base n, low first, and dividing beats looking up."""
-    base = int(table.max()) + 1
-    places = np.arange(len(table))
-    if target.arch != "x86_64" or table.ndim != 2 or len(table) > base * base:
-        return 0
-    return base if np.array_equal(table, np.stack([places % base, places // base], axis=1)) else 0
-
-
-def digits(base: int, codes: Any) -> tuple[Any, Any]:
-    """Each byte's two digits, low and high: codes (int32x16 words) below 128 and base^2.
-
-    A word of 16 bits times 65536 / base, rounded up, has the upper byte's quotient in its upper byte of 16 above: what
-    the lower byte adds is less than one of the upper.
-    """
-    words = _as(codes, "uint16x32")
-
-    def quotient(x: Any) -> Any:
-        wide = T.cast(x, "uint32x32") * _all(-(-65536 // base), 32, "uint32")
-        return T.cast(T.shift_right(wide, _all(16, 32, "uint32")), "uint16x32")
-
-    def masked(x: Any, mask: int) -> Any:
-        return T.bitwise_and(x, _all(mask, 32, "uint16"))
-
-    high = T.bitwise_or(quotient(masked(words, 0x00FF)), masked(quotient(words), 0xFF00))
-    low = words - high * _all(base, 32, "uint16")
-    return _as(low, "int32x16"), _as(high, "int32x16")
-
-
 def constant(table: NDArray[np.uint8], dtype: str) -> Any:
     """A vector of constant bytes."""
     words = [tirx.const(int(word), "int32") for word in np.ascontiguousarray(table).view(np.int32)]
     return _as(tirx.Shuffle(words, [tirx.const(i, "int32") for i in range(len(words))]), dtype)
-
-
-def _by_tables(table: NDArray[np.uint8], words: Any) -> Any:
-    """`tbl` looks up in four registers at most, and `tbx` keeps what lies outside of them."""
-    index = _as(words, "int8x16")
-    rows = [constant(table[start : start + LANES], "int8x16") for start in range(0, len(table), LANES)]
-    found = _call(f"llvm.aarch64.neon.tbl{min(len(rows), 4)}.v16i8", "int8x16", *rows[:4], index)
-    if len(rows) > 4:
-        beyond = index - _all(64, LANES, "int8")
-        found = _call("llvm.aarch64.neon.tbx4.v16i8", "int8x16", found, *rows[4:], beyond)
-    return found
-
-
-def _by_shuffles(table: NDArray[np.uint8], words: Any) -> Any:
-    """`vpshufb` looks up by the low four bits, and gives 0 where the top bit is set: by an index below 0.
-
-    Every sixteen holds what changes from the one before it, so an index finds the sum, without carries, of its own and
-    of all before.
-    """
-    found, before = _all(0, 32, "int8"), np.zeros(16, np.uint8)
-    for start in range(0, len(table), 16):
-        sixteen = table[start : start + 16]
-        change = constant(np.tile(sixteen ^ before, 2), "int8x32")
-        part = _call("llvm.x86.avx2.pshuf.b", "int8x32", change, _as(words, "int8x32") - _all(start, 32, "int8"))
-        found, before = T.bitwise_xor(found, part), sixteen
-    return found

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from llmc.targets.narrow import byte_dot, byte_lookup, constant
+from llmc.targets.narrow import byte_dot
 from llmc.targets.target import Target
 
 LANES = 16
@@ -167,53 +165,6 @@ def dot4(target: Target, acc: Any, weights: Any, activations: Any, wide: bool) -
             T.reinterpret(splat(activations), dtype="int8x64"), dtype="int32x16",
         )  # fmt: skip
     return byte_dot(target, acc, weights, held(splat(activations), "int32"), wide)
-
-
-def permutes_bytes(target: Target) -> bool:
-    """Whether one instruction looks 64 bytes up in a table."""
-    return target.has("avx512vbmi") and target.has("avx512bw")
-
-
-def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
-    """Each byte of codes (int32x16 words) replaced by table[byte]; the table has at most 128 entries.
-
-    Where `permutes_bytes`, bits of a byte above those the table needs do not matter, if its length is a power of two.
-    """
-    size = next(size for size in (16, 32, 64, 128) if len(table) <= size)
-    full = np.resize(np.resize(table, size), 128)
-    if permutes_bytes(target):
-        return _lookup_vbmi(full, size, codes)
-    if target.has("avx2") or target.has("asimd"):
-        return byte_lookup(target, full[:size], codes)
-    return _lookup_in_memory(full, size, codes)
-
-
-def _lookup_vbmi(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
-    """One byte permutation of one register, or of two for 128 entries."""
-    index = T.reinterpret(codes, dtype="int8x64")
-    low, high = constant(table[:64], "int8x64"), constant(table[64:], "int8x64")
-    if size == 128:
-        found = T.call_llvm_pure_intrin("llvm.x86.avx512.vpermi2var.qi.512", low, index, high, dtype="int8x64")
-    else:
-        found = T.call_llvm_pure_intrin("llvm.x86.avx512.permvar.qi.512", low, index, dtype="int8x64")
-    return T.reinterpret(found, dtype="int32x16")
-
-
-def _lookup_in_memory(table: NDArray[np.uint8], size: int, codes: Any) -> Any:
-    """By a table on the stack, a byte at a time: for machines without a byte permutation."""
-    stacked, words = registers((size,), "int32"), registers((LANES,), "int32")
-    for start in range(0, size, LANES):
-        part = tirx.Shuffle([i32(int(v)) for v in table[start : start + LANES]], [i32(i) for i in range(LANES)])
-        T.buffer_store(stacked, part, [lanes(start)])
-    T.buffer_store(words, codes, [lanes(0)])
-    with T.serial(0, LANES) as lane:
-        found = [
-            T.shift_left(stacked[T.bitwise_and(T.shift_right(words[lane], i32(8 * byte)), i32(0xFF))], i32(8 * byte))
-            for byte in range(4)
-        ]
-        whole = T.bitwise_or(T.bitwise_or(found[0], found[1]), T.bitwise_or(found[2], found[3]))
-        T.buffer_store(words, whole, [lane])
-    return words[lanes(0)]
 
 
 def dot2_bf16(acc: Any, weights: Any, activations: Any) -> Any:

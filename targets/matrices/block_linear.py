@@ -129,7 +129,7 @@ def packed_body(
             acc = zeros(rows, "float32")
             reader = Tile(target, format, weight, columns, tile, quick=False)
             reader.begin()
-            with T.serial(0, chunks) as chunk:
+            with imported(*functions(target)), T.serial(0, chunks) as chunk:
                 for group, word in enumerate(reader.values(chunk)):
                     scale = reader.scale(chunk, group * 4 // format.block)
                     offset = reader.offset(chunk, group * 4 // format.block, scale)

@@ -16,8 +16,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, SPREAD, places
+from llmc.targets.lookups import base_of, digits, lookup, lookups, permutes_bytes, words_at_once
 from llmc.targets.matrices.streams import ask_ahead
-from llmc.targets.narrow import base_of, digits, multiplies_signed
+from llmc.targets.narrow import multiplies_signed
 from llmc.targets.target import Target
 from llmc.targets.vector import (
     dots_any_bytes,
@@ -25,8 +26,6 @@ from llmc.targets.vector import (
     held,
     i32,
     lanes,
-    lookup,
-    permutes_bytes,
     splat,
     widen_f16,
 )
@@ -170,23 +169,29 @@ class Tile:
 
         Emitted as they are asked for, so that few are alive at a time.
         """
-        table = self.table
-        base = 0 if table is None or permutes_bytes(self.target) else base_of(self.target, table)
         units = CHUNK // self.format.unit
         for unit in range(units):
             codes = self.codes(chunk, unit)
             if unit == units - 1:  # the hardware's prefetcher wants lines in their order
                 self._ask_for_tables(chunk)
+            yield from self._read(codes)
+
+    def _read(self, codes: list[Any]) -> Iterator[Any]:
+        """What codes stand for."""
+        table = self.table
+        if table is None:
+            yield from (held(code, "int32") for code in codes)
+            return
+        base = 0 if permutes_bytes(self.target) else base_of(self.target, table)
+        if base:
             for code in codes:
-                word = held(code, "int32")
-                if table is None:
-                    yield word
-                    continue
-                if base:
-                    yield from (held(digit, "int32") for digit in digits(base, word))
-                    continue
-                for column in table.reshape(len(table), -1).T:
-                    yield held(lookup(self.target, column, word), "int32")
+                yield from (held(digit, "int32") for digit in digits(base, held(code, "int32")))
+            return
+        run = words_at_once(self.target, table)
+        for at in range(0, len(codes), run):
+            words = [held(code, "int32") for code in codes[at : at + run]]
+            for found in lookups(self.target, table, words):
+                yield from (held(word, "int32") for word in found)
 
     def raw(self, chunk: Any) -> Iterator[tuple[Any, int]]:
         """Sixteen int32x16 words, one for each four columns of the chunk in order, and the bit of their first byte that

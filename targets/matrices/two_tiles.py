@@ -13,6 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
+from llmc.targets.lookups import permutes_bytes
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.float_dots import BITS, less_of
@@ -27,7 +28,6 @@ from llmc.targets.vector import (
     i32,
     imported,
     lanes,
-    permutes_bytes,
     prefetch,
     registers,
     splat,

@@ -14,9 +14,10 @@ from llmc.compiler.formats import FORMATS, BlockFormat, block_format
 from llmc.compiler.ops import OPS
 from llmc.targets import target as targets
 from llmc.targets.knobs import Knobs
+from llmc.targets.lookups import permutes_bytes
 from llmc.targets.matrices import two_tiles
 from llmc.targets.target import Target
-from llmc.targets.vector import dots_any_bytes, permutes_bytes
+from llmc.targets.vector import dots_any_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expert_cases import experts
