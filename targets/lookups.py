@@ -17,6 +17,7 @@ from llmc.targets.target import Target
 from llmc.targets.vector import LANES, held, i32, lanes, registers
 
 _SIZES = (16, 32, 64, 128)  # of tables, by which they are looked up in
+_HELD = 32  # bytes of a table that registers hold, besides all else: measured
 _PSHUFB = "llvm.x86.avx2.pshuf.b"
 
 
@@ -34,19 +35,19 @@ def lookups(target: Target, table: NDArray[np.uint8], words: list[Any]) -> list[
     """For each of some words (int32x16 of codes) those that their bytes stand for: one for each column of the table.
 
     table: (entries,) or (entries, columns). Where `permutes_bytes`, bits of a byte above those the table needs do not
-    matter, if its length is a power of two. For a part of a kernel that has `narrow.functions`.
+    matter, if its length is a power of two. Several words: for a part of a kernel that has `narrow.functions`.
     """
     size = next(size for size in _SIZES if len(table) <= size)
     columns = [np.resize(column, size) for column in table.reshape(len(table), -1).T]
     if not permutes_bytes(target) and target.has("avx2"):
-        return _by_shuffles(target, columns, words)
+        return _by_shuffles(columns, words)
     one = _by_permutation if permutes_bytes(target) else _by_tables if target.has("asimd") else _in_memory
     return [[one(column, word) for column in columns] for word in words]
 
 
 def words_at_once(target: Target, table: NDArray[np.uint8]) -> int:
-    """How many words `lookups` should have together: each part of a table is loaded once for them."""
-    return 2 if len(table) > _SIZES[0] and few_registers(target) and not permutes_bytes(target) else 1
+    """How many words `lookups` should have together: of tables that registers cannot hold, each part is loaded once."""
+    return 2 if table.size > _HELD and few_registers(target) else 1
 
 
 def _by_permutation(table: NDArray[np.uint8], codes: Any) -> Any:
@@ -60,17 +61,16 @@ def _by_permutation(table: NDArray[np.uint8], codes: Any) -> Any:
     return T.reinterpret(found, dtype="int32x16")
 
 
-def _by_shuffles(target: Target, columns: list[NDArray[np.uint8]], words: list[Any]) -> list[list[Any]]:
+def _by_shuffles(columns: list[NDArray[np.uint8]], words: list[Any]) -> list[list[Any]]:
     """`vpshufb` looks up by the low four bits, and gives 0 where the top bit is set: by an index below 0.
 
     Every sixteen holds what changes from the one before it, so an index finds the sum, without carries, of its own and
-    of all before. Indexes, and what was found, take turns in the order written here: LLVM would begin all at once.
+    of all before. With several words all is made in the order written here: LLVM would begin with each at once.
     """
-    ordered = few_registers(target) and len(columns[0]) > LANES
 
     def kept(x: Any) -> Any:
         part = T.reinterpret(x, dtype="int32x8")
-        return held(in_order(part) if ordered else part, "int32", 8)
+        return held(in_order(part) if len(words) > 1 else part, "int32", 8)
 
     sixteen = T.broadcast(tirx.const(16, "int8"), 32)
     indexes = [held(part, "int32", 8) for word in words for part in split(word, 2)]
