@@ -40,7 +40,7 @@ def lookups(target: Target, table: NDArray[np.uint8], words: list[Any]) -> list[
     size = next(size for size in _SIZES if len(table) <= size)
     columns = [np.resize(column, size) for column in table.reshape(len(table), -1).T]
     if not permutes_bytes(target) and target.has("avx2"):
-        return _by_shuffles(columns, words)
+        return _by_shuffles(target, columns, words)
     one = _by_permutation if permutes_bytes(target) else _by_tables if target.has("asimd") else _in_memory
     return [[one(column, word) for column in columns] for word in words]
 
@@ -61,16 +61,18 @@ def _by_permutation(table: NDArray[np.uint8], codes: Any) -> Any:
     return T.reinterpret(found, dtype="int32x16")
 
 
-def _by_shuffles(columns: list[NDArray[np.uint8]], words: list[Any]) -> list[list[Any]]:
+def _by_shuffles(target: Target, columns: list[NDArray[np.uint8]], words: list[Any]) -> list[list[Any]]:
     """`vpshufb` looks up by the low four bits, and gives 0 where the top bit is set: by an index below 0.
 
     Every sixteen holds what changes from the one before it, so an index finds the sum, without carries, of its own and
-    of all before. With several words all is made in the order written here: LLVM would begin with each at once.
+    of all before. Several words, where registers are few, are made in the order written here: LLVM would begin with
+    all tables at once.
     """
+    ordered = len(words) > 1 and few_registers(target)
 
     def kept(x: Any) -> Any:
         part = T.reinterpret(x, dtype="int32x8")
-        return held(in_order(part) if len(words) > 1 else part, "int32", 8)
+        return held(in_order(part) if ordered else part, "int32", 8)
 
     sixteen = T.broadcast(tirx.const(16, "int8"), 32)
     indexes = [held(part, "int32", 8) for word in words for part in split(word, 2)]
