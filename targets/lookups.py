@@ -124,13 +124,9 @@ def _in_memory(table: NDArray[np.uint8], codes: Any) -> Any:
     return words[lanes(0)]
 
 
-def base_of(target: Target, table: NDArray[np.uint8]) -> int:
-    """n where (entries, 2) bytes are their places' two digits in base n, low first, and dividing beats looking up."""
-    base = int(table.max()) + 1
-    places = np.arange(len(table))
-    if target.arch != "x86_64" or table.ndim != 2 or len(table) > base * base:
-        return 0
-    return base if np.array_equal(table, np.stack([places % base, places // base], axis=1)) else 0
+def divides(target: Target) -> bool:
+    """Whether `digits` beat looking up."""
+    return target.arch == "x86_64" and not permutes_bytes(target)
 
 
 def digits(base: int, codes: Any) -> tuple[Any, Any]:

@@ -41,6 +41,7 @@ class CompileResult:
     formats: dict[str, str]  # matrix -> format: the recipe
     loss: Loss | None  # what it costs, when that was measured
     tuned: str | None = None  # what came of the database of knobs, when one was given
+    slow: tuple[str, ...] = ()  # of its formats those that one of its CPUs looks up slowly
 
 
 def compile_model(
@@ -84,8 +85,13 @@ def compile_model(
     about = manifest["quantization"]
     return CompileResult(
         request.output, time.perf_counter() - started, written, about["bits_per_weight"], about["format"],
-        about["formats"], loss, knobs.note(),
+        about["formats"], loss, knobs.note(), _slow(about["formats"], chosen),
     )  # fmt: skip
+
+
+def _slow(formats: dict[str, str], chosen: Sequence[targets.AnyTarget]) -> tuple[str, ...]:
+    used = sorted(set(formats.values()))
+    return tuple(name for name in used if any(target.looks_up_slowly(name) for target in cpus(chosen)))
 
 
 def _model_artifact(

@@ -88,6 +88,15 @@ class BlockFormat:
         return len(self.values) - 1 if self.values is not None else (1 << sum(self.planes)) - 1
 
     @property
+    def base(self) -> int:
+        """n where a code's pair of values are its two digits in base n, the low one first; 0 where they are not."""
+        if self.values is None or not self.pair:
+            return 0
+        base, codes = int(self.values.max()) + 1, np.arange(len(self.values))
+        digits = np.stack([codes % base, codes // base], axis=1)
+        return base if np.array_equal(self.values, digits) else 0
+
+    @property
     def whole(self) -> bool:
         """Whether its offset is a whole number, so that dots with int8 have it in them."""
         return isinstance(self.offset, int)

@@ -179,6 +179,7 @@ def compile_command(
                 "format": result.format,
                 "loss": result.loss and result.loss.as_dict(),
                 "tuned": result.tuned,
+                "slow": list(result.slow),
             }
         )
         return
@@ -193,6 +194,13 @@ def compile_command(
     if result.tuned is not None:
         rows.append(("tuned", result.tuned))
     print_table(rows)
+    if result.slow:
+        click.secho(
+            f"note: {', '.join(result.slow)}: an x86 CPU without AVX-512 VBMI looks these codes up slowly, and takes "
+            "two to three times as long for a token as with q4. There q3h and q4 are quicker.",
+            fg="yellow",
+            err=True,
+        )
     if result.loss is not None and result.loss.large:
         click.secho(
             "warning: this loss is large: answers will differ from the original's. Give more bits, or a calibration "

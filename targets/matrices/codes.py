@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, SPREAD, places
-from llmc.targets.lookups import base_of, digits, lookup, lookups, permutes_bytes, words_at_once
+from llmc.targets.lookups import digits, divides, lookup, lookups, permutes_bytes, words_at_once
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.narrow import multiplies_signed
 from llmc.targets.target import Target
@@ -182,10 +182,9 @@ class Tile:
         if table is None:
             yield from (held(code, "int32") for code in codes)
             return
-        base = 0 if permutes_bytes(self.target) else base_of(self.target, table)
-        if base:
+        if self.format.base and divides(self.target):
             for code in codes:
-                yield from (held(digit, "int32") for digit in digits(base, held(code, "int32")))
+                yield from (held(digit, "int32") for digit in digits(self.format.base, held(code, "int32")))
             return
         run = words_at_once(self.target, table)
         for at in range(0, len(codes), run):

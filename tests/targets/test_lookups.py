@@ -8,6 +8,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 import llmc.targets.target as targets
+from llmc.compiler.formats import FORMATS, BlockFormat, block_format
 from llmc.targets.arguments import arguments
 from llmc.targets.build import compile_kernels
 from llmc.targets.lookups import lookups, words_at_once
@@ -59,3 +60,19 @@ def test_tables_that_registers_cannot_hold_serve_two_words() -> None:
         (64,), (128,), (32, 2), (64, 2), (121, 2), (128, 2)
     ]  # fmt: skip
     assert all(words_at_once(many, table) == 1 for table in sizes.values())
+
+
+def test_tables_of_many_pairs_are_slow_where_no_instruction_looks_up_so_much() -> None:
+    blocks = [name for name, format in FORMATS.items() if isinstance(format, BlockFormat)]
+    slow = {
+        target.name: {name for name in blocks if target.looks_up_slowly(name)}
+        for target in targets.variants("x86_64") + targets.variants("aarch64")
+    }
+    assert slow["cpu-avx2"] == slow["cpu-avx_vnni"] == slow["cpu-avx512_vnni"] == {"c3", "c3h", "r3h"}
+    assert not any(slow[name] for name in ("cpu-amx_int8", "cpu-avx512_vbmi", "cpu-i8mm", "cpu-aarch64"))
+
+
+def test_codes_of_q3h_are_digits_and_those_of_codebooks_are_not() -> None:
+    assert {name: block_format(name).base for name in ("q3h", "c3h", "c4", "q4")} == {
+        "q3h": 11, "c3h": 0, "c4": 0, "q4": 0
+    }  # fmt: skip
