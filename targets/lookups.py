@@ -21,11 +21,6 @@ _HELD = 32  # bytes of a table that registers hold, besides all else: measured
 _PSHUFB = "llvm.x86.avx2.pshuf.b"
 
 
-def permutes_bytes(target: Target) -> bool:
-    """Whether one instruction looks 64 bytes up in a table."""
-    return target.has("avx512vbmi") and target.has("avx512bw")
-
-
 def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
     """Each byte of codes (int32x16 words) replaced by table[byte]."""
     return lookups(target, table, [codes])[0][0]
@@ -34,14 +29,15 @@ def lookup(target: Target, table: NDArray[np.uint8], codes: Any) -> Any:
 def lookups(target: Target, table: NDArray[np.uint8], words: list[Any]) -> list[list[Any]]:
     """For each of some words (int32x16 of codes) those that their bytes stand for: one for each column of the table.
 
-    table: (entries,) or (entries, columns). Where `permutes_bytes`, bits of a byte above those the table needs do not
-    matter, if its length is a power of two. Several words: for a part of a kernel that has `narrow.functions`.
+    table: (entries,) or (entries, columns). Where the target `permutes_bytes`, bits of a byte above those the table
+    needs do not matter, if its length is a power of two. Several words: for a part of a kernel that has
+    `narrow.functions`.
     """
     size = next(size for size in _SIZES if len(table) <= size)
     columns = [np.resize(column, size) for column in table.reshape(len(table), -1).T]
-    if not permutes_bytes(target) and target.has("avx2"):
+    if not target.permutes_bytes and target.has("avx2"):
         return _by_shuffles(target, columns, words)
-    one = _by_permutation if permutes_bytes(target) else _by_tables if target.has("asimd") else _in_memory
+    one = _by_permutation if target.permutes_bytes else _by_tables if target.has("asimd") else _in_memory
     return [[one(column, word) for column in columns] for word in words]
 
 
@@ -126,7 +122,7 @@ def _in_memory(table: NDArray[np.uint8], codes: Any) -> Any:
 
 def divides(target: Target) -> bool:
     """Whether `digits` beat looking up."""
-    return target.arch == "x86_64" and not permutes_bytes(target)
+    return target.arch == "x86_64" and not target.permutes_bytes
 
 
 def digits(base: int, codes: Any) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ _TILES = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _ASKED_FOR = frozenset({"avx_vnni", "avx512_vnni", "avx512vbmi", "avx512_bf16", "asimddp", "i8mm"}) | _TILES
 _AVX2 = ("ssse3", "sse4_1", "sse4_2", "popcnt", "avx", "avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-_MANY_PAIRS = 64  # of a table that takes long to look up in without such an instruction
+_MANY_PAIRS = 64  # of a table: so many take long to look up in where no instruction permutes 64 bytes
 # Flag -> vectors of sixteen float32 that registers hold, where that is more than 4, the most first.
 _VECTORS = {"avx512f": 32, "avx2": 8, "asimd": 8}
 
@@ -129,13 +129,18 @@ class Target:
         return flag in self.requires
 
     def looks_up_slowly(self, name: str) -> bool:
-        """Whether a row takes two to three times as long to multiply as with q4: no instruction looks bytes up in a
-        table as large as the format's, of pairs (docs/measured/avx2.md).
+        """Whether looking codes up takes most of a row's time: with AVX2 such a row takes two to three times as long
+        as one of q4 (docs/measured/avx2.md).
         """
         format = FORMATS[name]
-        if self.arch != "x86_64" or self.has("avx512vbmi") or not isinstance(format, BlockFormat):
+        if self.arch != "x86_64" or self.permutes_bytes or not isinstance(format, BlockFormat):
             return False
         return format.pair and format.top >= _MANY_PAIRS - 1 and not format.base
+
+    @property
+    def permutes_bytes(self) -> bool:
+        """Whether one instruction looks 64 bytes up in a table."""
+        return self.has("avx512vbmi") and self.has("avx512bw")
 
     @property
     def vectors(self) -> int:

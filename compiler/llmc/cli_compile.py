@@ -196,8 +196,8 @@ def compile_command(
     print_table(rows)
     if result.slow:
         click.secho(
-            f"note: {', '.join(result.slow)}: an x86 CPU without AVX-512 VBMI looks these codes up slowly, and takes "
-            "two to three times as long for a token as with q4. There q3h and q4 are quicker.",
+            f"note: {', '.join(result.slow)}: an x86 CPU without AVX-512 VBMI looks these codes up slowly; with AVX2 a "
+            "token takes two to three times as long as with q4. There q3h and q4 are quicker.",
             fg="yellow",
             err=True,
         )

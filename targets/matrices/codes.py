@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
 from llmc.compiler.formats.layout import GROUPS, SPREAD, places
-from llmc.targets.lookups import digits, divides, lookup, lookups, permutes_bytes, words_at_once
+from llmc.targets.lookups import digits, divides, lookup, lookups, words_at_once
 from llmc.targets.matrices.streams import ask_ahead
 from llmc.targets.narrow import multiplies_signed
 from llmc.targets.target import Target
@@ -83,7 +83,7 @@ class Tile:
         """Whether a look-up, which costs no more than clearing the bits of others does, puts zero in the middle."""
         bits = self.format.planes
         looked_up = self.format.values is not None or (len(bits) == 1 and bits[0] < 8)
-        return self.format.whole and looked_up and permutes_bytes(self.target) and dots_any_bytes(self.target)
+        return self.format.whole and looked_up and self.target.permutes_bytes and dots_any_bytes(self.target)
 
     def begin(self) -> None:
         """Ask for what reading a tile leaves out: it begins behind the head, so as much of the stream is skipped."""
@@ -112,7 +112,7 @@ class Tile:
         Bits above a code's are not cleared when `lookup` ignores them.
         """
         start = self._unit(chunk, unit)
-        exact = self.table is None or not permutes_bytes(self.target) or len(self.format.planes) > 1
+        exact = self.table is None or not self.target.permutes_bytes or len(self.format.planes) > 1
         out: list[Any] = [None] * GROUPS
         shift = 0
         for bits in self.format.planes:
@@ -141,7 +141,7 @@ class Tile:
         own = [self._load(start + register * TILE)]
         bits = [self._load(start + (first + above) * TILE) for above in range(len(more))]
         bits = [held(T.shift_right(plane, splat(T.cast(register, "int32"))), "int32") for plane in bits]
-        exact = self.table is None or bool(more) or not permutes_bytes(self.target)
+        exact = self.table is None or bool(more) or not self.target.permutes_bytes
         for at in range(0, 8, first):
             word = _moved(own, 0, at, first, 0)
             if exact and first < 8:

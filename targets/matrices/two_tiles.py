@@ -13,7 +13,6 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.formats import BLOCK, MIDDLE, TILE, BlockFormat
-from llmc.targets.lookups import permutes_bytes
 from llmc.targets.matrices.block_sums import add_sums, first_total, step_of
 from llmc.targets.matrices.codes import CHUNK, Tile
 from llmc.targets.matrices.float_dots import BITS, less_of
@@ -50,7 +49,7 @@ def few(target: Target, format: BlockFormat, columns: int) -> Many | None:
     """The products of a few rows over so many columns; None where groups of one tile do as well."""
     least, tile = target.knobs.pair_rows, Tile(target, format, None, columns, 0, quick=False)
     known = tile.by_registers and format.planes[0] == _BITS and step_of(format) >= BLOCK
-    looked_up = tile.table is not None and not permutes_bytes(target)
+    looked_up = tile.table is not None and not target.permutes_bytes
     if not least or not dots_any_bytes(target) or not known or looked_up:
         return None
     whole = partial(_multiply, target, format, columns, min(least, MOST))

@@ -14,7 +14,6 @@ from llmc.compiler.formats import FORMATS, BlockFormat, block_format
 from llmc.compiler.ops import OPS
 from llmc.targets import target as targets
 from llmc.targets.knobs import Knobs
-from llmc.targets.lookups import permutes_bytes
 from llmc.targets.matrices import two_tiles
 from llmc.targets.target import Target
 from llmc.targets.vector import dots_any_bytes
@@ -65,7 +64,7 @@ def test_formats_with_four_bits_in_a_plane_are_known() -> None:
 def test_two_tiles_give_the_bits_of_one(format: str) -> None:
     two = with_knobs(pair_rows=2)
     if two_tiles.few(two, block_format(format), COLUMNS) is None:
-        assert not permutes_bytes(two)
+        assert not two.permutes_bytes
         pytest.skip("looked up: not on this CPU")
     whole = few_rows(format, rows=two_tiles.MOST)
     (wanted,) = run(whole, one_tile())
